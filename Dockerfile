@@ -5,22 +5,23 @@
 ARG PYTHON=3.11
 
 FROM python:${PYTHON}-slim-bookworm AS build
-# Extras of the core.
+# Extras of the runtime.
 ARG EXTRAS="text,uvloop,otlp"
 # Folders below libs/: what plugins share.
-ARG LIBS="leases redis text wire"
+ARG LIBS="http leases redis telemetry text wire"
 # Folders below plugins/, with extras if need be: transports/nats[nkeys].
 ARG PLUGINS="engines/mocker engines/upstream transports/inproc transports/tcp transports/nats transports/redis discovery/memory discovery/file discovery/redis discovery/etcd discovery/kubernetes routers/round-robin routers/load-aware routers/kv routers/affinity routers/slot-tracker admission/token-capacity admission/fair-queue[redis] admission/rate-limit[redis] frontends/openai stores/sqlite stores/redis parsers/standard"
 # Distributions from elsewhere, as pip takes them.
 ARG PACKAGES=""
 WORKDIR /src
 COPY core core
+COPY runtime runtime
 COPY libs libs
 COPY plugins plugins
 # An index of your own: docker build --secret id=pip.conf,src=pip.conf
 RUN --mount=type=secret,id=pip.conf,target=/etc/pip.conf \
     python -m venv --without-pip /opt/dynamo \
-    && set -f -- "./core${EXTRAS:+[${EXTRAS}]}" \
+    && set -f -- ./core "./runtime${EXTRAS:+[${EXTRAS}]}" \
     && for lib in ${LIBS}; do set -- "$@" "./libs/${lib}"; done \
     && for plugin in ${PLUGINS}; do set -- "$@" "./plugins/${plugin}"; done \
     && for package in ${PACKAGES}; do set -- "$@" "${package}"; done \

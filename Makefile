@@ -7,11 +7,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := .stamps
 # Entry points are read at install: a changed manifest means installing again.
-MANIFESTS := $(wildcard core/pyproject.toml libs/*/pyproject.toml plugins/*/*/pyproject.toml)
-DISTRIBUTIONS := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml plugins/*/*/pyproject.toml))
+MANIFESTS := $(wildcard core/pyproject.toml runtime/pyproject.toml libs/*/pyproject.toml plugins/*/*/pyproject.toml)
+DISTRIBUTIONS := core $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml plugins/*/*/pyproject.toml))
 # `dynamo top` draws with textual, an extra of the feed.
-SERVED := $(patsubst %/feed,%/feed[top],$(DISTRIBUTIONS))
-SOURCES := core/src core/tests libs plugins tests benchmarks examples
+SERVED := runtime[text,uvloop] $(patsubst %/feed,%/feed[top],$(DISTRIBUTIONS))
+SOURCES := core runtime libs plugins tests benchmarks examples
 
 # The first interpreter that is new enough and really runs (version managers leave launchers that do not).
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 /usr/bin/python3; do \
@@ -65,7 +65,7 @@ $(BIN)/python:
 
 $(STAMPS)/serve: $(BIN)/python $(MANIFESTS)
 	@$(AGAIN)
-	@$(INSTALL) --no-build-isolation -e "core[text,uvloop]" $(patsubst %,-e "./%",$(SERVED)) $(SHOWN)
+	@$(INSTALL) --no-build-isolation $(patsubst %,-e "./%",$(SERVED)) $(SHOWN)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: $(BIN)/python $(MANIFESTS) requirements-dev.txt
@@ -97,7 +97,7 @@ test-chaos: $(STAMPS)/dev ## Everything that can go wrong with processes, wires,
 	@exec $(BIN)/python -m pytest -m "full or not full" $(CHAOS) $(ARGS)
 
 # Libraries of real engines are too heavy for the environment of all other tests: each has one of its own.
-REAL_DISTRIBUTIONS := -e "core[text,testing]" $(addprefix -e ./,$(DISTRIBUTIONS))
+REAL_DISTRIBUTIONS := -e "./runtime[text]" $(addprefix -e ./,$(patsubst %/testing,%/testing[pytest],$(DISTRIBUTIONS)))
 PIP := -m pip install --quiet --disable-pip-version-check
 
 $(STAMPS)/transformers: $(MANIFESTS)
@@ -170,7 +170,7 @@ test-clients-sample: $(STAMPS)/clients-sdks $(STAMPS)/dev
 
 # torchvision comes without a build that fits, and importing vLLM then fails; triton is large and of no use on a CPU; the
 # meta package of NIXL would bring two versions of CUDA.
-$(STAMPS)/vllm: $(foreach part,core $(VLLM_PARTS),$(part)/pyproject.toml)
+$(STAMPS)/vllm: $(foreach part,core runtime $(VLLM_PARTS),$(part)/pyproject.toml)
 	@if [ -z "$(VLLM_PYTHON)" ]; then echo "make: Python 3.11 is needed for vLLM and was not found; set VLLM_PYTHON=/path/to/python3.11" >&2; exit 2; fi
 	@echo "setting up $(VLLM_VENV) …"
 	@$(VLLM_PYTHON) -m venv $(VLLM_VENV)
@@ -179,7 +179,7 @@ $(STAMPS)/vllm: $(foreach part,core $(VLLM_PARTS),$(part)/pyproject.toml)
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) $$(grep -E '^(pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis)==' requirements-dev.txt)
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-		-e "core[text,uvloop,testing]" $(addprefix -e ./,$(VLLM_PARTS))
+		-e ./core -e "./runtime[text,uvloop]" $(addprefix -e ./,$(patsubst %/testing,%/testing[pytest],$(VLLM_PARTS)))
 	@mkdir -p $(STAMPS) && touch $@
 
 # vLLM leaves things open that Python warns of when the tests have ended.

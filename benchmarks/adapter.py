@@ -20,13 +20,14 @@ from dynamo_core import (
     ServedContext,
     WorkerConfig,
     chunk,
+    spans,
 )
-from dynamo_core.telemetry import Metrics, spans
-from dynamo_core.telemetry.tracing import TraceContext
-from dynamo_core.worker.adapter import EngineAdapter
-from dynamo_core.worker.gate import CapacityGate
-from dynamo_core.worker.metrics import WorkerMetrics
-from dynamo_core.worker.validate import VARIABLE as VALIDATOR
+from dynamo_core.tracing import TraceContext
+from dynamo_runtime.worker.adapter import EngineAdapter
+from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.metrics import WorkerMetrics
+from dynamo_runtime.worker.validate import VARIABLE as VALIDATOR
+from dynamo_telemetry import Metrics
 
 from benchmarks.loops import LOOP_NAME, run
 
@@ -159,7 +160,7 @@ def make_adapter(engine: LLMEngine) -> EngineAdapter:
 @contextmanager
 def _recorded() -> Iterator[None]:
     """Spans are recorded as for export, and forgotten when they end."""
-    from dynamo_core.telemetry.otel import RandomIds, SpanRecorder
+    from dynamo_runtime.telemetry.otel import RandomIds, SpanRecorder
     from opentelemetry.sdk.trace import TracerProvider
 
     spans.set_recorder(SpanRecorder(TracerProvider(shutdown_on_exit=False, id_generator=RandomIds())))

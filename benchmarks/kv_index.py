@@ -26,13 +26,13 @@ from dynamo_core import (
     RouterServices,
     RoutingRequest,
 )
-from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.kv import block_hashes, sequence_hashes
 from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import RuntimeConfig
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_telemetry import Metrics
 
 BLOCK: Final = 16
 #: What is promised, in microseconds and blocks per second.

@@ -28,15 +28,7 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.dispatch.admission import NoAdmission
-from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.runtime.resolve import load_parsers
-from dynamo_core.telemetry import Metrics
-from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
@@ -46,6 +38,14 @@ from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_plugin_router_load_aware.routers import LoadAwareConfig, PowerOfTwoRouter
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_runtime.assembly.resolve import load_parsers
+from dynamo_runtime.dispatch.admission import NoAdmission
+from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.models.models import Models
+from dynamo_runtime.worker.worker import Worker, WorkerLimits
+from dynamo_telemetry import Metrics
 from dynamo_text import load_tokenizer
 
 from benchmarks.plots import Curve, Panel, curves_svg

@@ -127,7 +127,7 @@ async def served(
     }
     path = folder / f"{name.replace(' ', '-')}.json"
     path.write_text(json.dumps(config))
-    command = [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path)]
+    command = [sys.executable, "-m", "dynamo_runtime.cli.main", "serve", str(path)]
     pid = await children.start(path.stem, command, lambda: answers_ready(port), deadline=READY)
     # What an engine starts counts as the worker.
     parts = parts_of(pid) if processes else {"all": pid}

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Final
 
 import msgspec
-from dynamo_core.http.auth import hash_of, new_key
+from dynamo_http.auth import hash_of, new_key
 from dynamo_testing.ports import free_port
 
 from benchmarks.children import ChildFailed, Children, answers_ready, parts_of

@@ -27,18 +27,18 @@ from dynamo_core import (
     Served,
 )
 from dynamo_core.contracts.call import GENERATE
-from dynamo_core.dispatch.admission import NoAdmission
-from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.models.model import Model
-from dynamo_core.dispatch.models.models import Models
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import CARDS, INSTANCES
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_runtime.dispatch.admission import NoAdmission
+from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.models.model import Model
+from dynamo_runtime.dispatch.models.models import Models
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_telemetry import Metrics
 from dynamo_text import load_tokenizer
 
 from benchmarks.loops import LOOP_NAME, run

@@ -12,8 +12,8 @@ from dynamo_core import files
 from dynamo_core.contracts.model_folder import load_folder, load_template
 from dynamo_core.errors import ConfigError
 from dynamo_core.files import read_file
-from dynamo_core.settings import load_settings
 from dynamo_core.single_file import read_trusted
+from dynamo_runtime.settings import load_settings
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from __future__ import annotations
 import contextvars
 
 import pytest
-from dynamo_core.telemetry import tracing
-from dynamo_core.telemetry.tracing import (
+from dynamo_core import tracing
+from dynamo_core.tracing import (
     TraceContext,
     get_distributed_tracing_context,
     inject_trace_headers_into_map,

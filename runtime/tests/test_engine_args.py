@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 import pytest
 from dynamo_core import (
     BackendError,
-    CommonArgs,
     DisaggregationMode,
     EngineConfig,
     GenerateContext,
@@ -19,12 +18,10 @@ from dynamo_core import (
     PluginConfig,
     PreprocessedRequest,
     WorkerConfig,
-    engine_main,
-    from_args,
-    run,
 )
 from dynamo_core.contracts.boundary import make_engine
 from dynamo_core.errors import ConfigError
+from dynamo_runtime import CommonArgs, engine_main, from_args, run
 from pydantic import Field, SecretStr
 
 
@@ -262,7 +259,7 @@ def test_an_engine_with_a_parser_of_its_own_adds_the_common_flags_to_it() -> Non
 def test_the_class_makes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["main.py", "--model-name", "mine"])
 
-    engine, worker = PlainEngine.from_args()
+    engine, worker = from_args(PlainEngine)
 
     assert isinstance(engine, PlainEngine)
     assert worker.model_name == "mine"

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from dynamo_core.runtime.application import Application
-from dynamo_core.runtime.roles import role_of
-from dynamo_core.settings import load_settings
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_engine_vllm.load import Rank
 from dynamo_plugin_router_slot_tracker.replicas import SyncSettings
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
+from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.roles import role_of
+from dynamo_runtime.settings import load_settings
+from dynamo_telemetry import Metrics
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 
@@ -174,7 +174,7 @@ async def _deploy(recorder: Recorder) -> None:
 
 def sources(root: Path) -> Iterator[Path]:
     """The files of the product. The kits are left out: they stand in for core, and declare nothing of their own."""
-    for pattern in ("core/src", "libs/*/src", "plugins/*/*/src"):
+    for pattern in ("runtime/src", "libs/*/src", "plugins/*/*/src"):
         for folder in sorted(root.glob(pattern)):
             yield from (path for path in sorted(folder.rglob("*.py")) if "dynamo_testing" not in path.parts)
 

@@ -35,32 +35,32 @@ GROUPS = (
     Group(
         "Requests",
         "Requests of clients, over every API. One for an unknown model is only in `dynamo_frontend_failures_total`.",
-        ("dynamo_core.telemetry.inflight",),
+        ("dynamo_runtime.telemetry.inflight",),
     ),
     Group(
         "Stages of a request",
         "The way of a request until a worker has accepted it.",
-        ("dynamo_core.telemetry.stages",),
+        ("dynamo_runtime.telemetry.stages",),
     ),
     Group(
         "Migration",
         "Requests whose worker failed: [Migration](../explanation/migration.md).",
-        ("dynamo_core.dispatch.execution.migrate",),
+        ("dynamo_runtime.dispatch.execution.migrate",),
     ),
     Group(
         "Models and workers",
         "What a frontend sees at each scrape. A figure that the model card or the worker does not give has no line.",
-        ("dynamo_core.dispatch.models.gauges",),
+        ("dynamo_runtime.dispatch.models.gauges",),
     ),
     Group(
         "The frontend's process",
         "Its event loop, its callers and its neighbours. `dynamo_frontend_load_peers` is there "
         "[where frontends share loads](../how-to/several-frontends.md).",
         (
-            "dynamo_core.telemetry.loop_lag",
-            "dynamo_core.runtime.frontend_process",
-            "dynamo_core.dispatch.unread",
-            "dynamo_core.http.body_budget",
+            "dynamo_runtime.telemetry.loop_lag",
+            "dynamo_runtime.assembly.frontend_process",
+            "dynamo_runtime.dispatch.unread",
+            "dynamo_http.body_budget",
         ),
     ),
     Group(
@@ -120,12 +120,12 @@ GROUPS = (
     Group(
         "Workers",
         "The requests of a worker, whatever its engine, and how long the [steps of its life](worker.md) took.",
-        ("dynamo_core.worker.metrics",),
+        ("dynamo_runtime.worker.metrics",),
     ),
     Group(
         "Places in the engine",
         "What [`engine_request_limit`](../how-to/request-rejection.md) bounds.",
-        ("dynamo_core.worker.gate",),
+        ("dynamo_runtime.worker.gate",),
     ),
     Group("Engine mocker", "Only of workers with the engine `mocker`.", ("dynamo_plugin_engine_mocker",)),
     Group(

@@ -39,7 +39,12 @@ METHODS = frozenset({"model_validate_json", "json"})
 
 def sources() -> Iterator[Path]:
     """The modules that ship, and of those that plugin authors test with the command."""
-    for folder in (ROOT / "core" / "src", *sorted(ROOT.glob("libs/*/src")), *sorted(ROOT.glob("plugins/*/*/src"))):
+    for folder in (
+        ROOT / "core" / "src",
+        ROOT / "runtime" / "src",
+        *sorted(ROOT.glob("libs/*/src")),
+        *sorted(ROOT.glob("plugins/*/*/src")),
+    ):
         for path in sorted(folder.rglob("*.py")):
             if "testing" not in path.relative_to(ROOT).parts or path.name == "command.py":
                 yield path

@@ -5,12 +5,12 @@
 It reads the sources and imports none of them, so that it counts any commit. What is counted, and how:
 
 - *Statements* are those of the syntax tree, without docstrings. Comments and blank lines are none.
-- The *product* is core, libs and plugins as they ship, with the kits. *Tests* are theirs, and those across all of them.
-- A *small module* of core has fewer than 25 physical lines.
+- The *product* is core, runtime, libs and plugins as they ship, with the kits. *Tests* are theirs, and those across all
+  of them.
+- A *folder* holds the modules that lie in it, its ``__init__.py`` among them.
+- *Words* of docs are those of the pages below ``docs``.
 - The *length* of a function goes from its `def` to its last line; its decorators and docstring do not count.
 - A *pair* is two files that share six or more lines in a row, or one that repeats itself: `tests.architecture.repeats`.
-- *Files of migration* are the module that moves a request and those that a reader of it comes to: what it imports, in
-  turn, of the package that holds a running request, and the modules of that package that import it.
 - *Names* that plugins import are counted once per module that they come from.
 """
 
@@ -19,9 +19,8 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-import re
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,14 +29,10 @@ from pathlib import Path
 from tests.architecture.repeats import Line, Pair, code_lines, pairs
 
 ROOT = Path(__file__).parents[2]
-#: Lines below which a module of core is small, and above which a function is long.
-SMALL, LONG = 25, 60
-
-#: The package that holds a running request: as it is, and as it was when it also held what all requests share.
-EXECUTION = ("dynamo_core.dispatch.execution", "dynamo_core.client")
-SHARED = re.compile(
-    r"board|drain|explain|gauges|load_share|model.*|monitor|other_loads|pool|side|thresholds|used_blocks"
-)
+#: What a checkout is made of.
+PARTS = ("core", "runtime", "libs", "plugins", "tests")
+#: Lines above which a function is long.
+LONG = 60
 
 
 @dataclass(frozen=True)
@@ -115,21 +110,14 @@ class Checkout:
         for path in sorted(_files(root)):
             inside = path.relative_to(root)
             parts[_part(inside)].append(read(inside, path.read_text()))
-        self.core, self.libs, self.plugins, self.tests = (parts[name] for name in ("core", "libs", "plugins", "tests"))
-        self.product = self.core + self.libs + self.plugins
+        self.core, self.runtime, self.libs, self.plugins, self.tests = (parts[name] for name in PARTS)
+        self.product = self.core + self.runtime + self.libs + self.plugins
         self._sources = self.product + self.tests + parts["elsewhere"]
-
-    @property
-    def small_modules(self) -> list[Source]:
-        return [source for source in self.core if source.lines < SMALL]
+        self.words = sum(len(page.read_text().split()) for page in (root / "docs").rglob("*.md"))
 
     @cached_property
     def long_functions(self) -> list[Function]:
         return sorted(_long(self._sources), key=lambda function: -function.lines)
-
-    @property
-    def long_functions_of_core(self) -> list[Function]:
-        return list(_long(self.core))
 
     @property
     def longest_function(self) -> Function:
@@ -139,26 +127,18 @@ class Checkout:
     def pairs(self) -> list[Pair]:
         return pairs([(str(source.path), source.code) for source in self._sources])
 
-    @cached_property
-    def migration(self) -> list[Source]:
-        """What a reader of a bug in migration opens."""
-        package = next(name for name in EXECUTION if any(source.module.startswith(f"{name}.") for source in self.core))
-        modules = {
-            source.module: source
-            for source in self.core
-            if source.module.startswith(f"{package}.") and not SHARED.fullmatch(source.module.rpartition(".")[2])
-        }
-        uses = {name: {module for module, _ in source.imports} & modules.keys() for name, source in modules.items()}
-        roots = {name for name in modules if name.removeprefix(f"{package}.").startswith(("migrat", "recover"))}
-        if not roots:
-            raise LookupError(f"no module of {package} moves a request")
-        found, todo = set(roots), list(roots)
-        while todo:
-            new = uses[todo.pop()] - found
-            found |= new
-            todo += new
-        found |= {name for name, used in uses.items() if used & roots}
-        return [modules[name] for name in sorted(found)]
+    @property
+    def folders(self) -> Counter[Path]:
+        """How many modules lie in each folder of the product."""
+        return Counter(source.path.parent for source in self.product)
+
+    @property
+    def plugin_sizes(self) -> Counter[Path]:
+        """The statements of each plugin."""
+        sizes: Counter[Path] = Counter()
+        for source in self.plugins:
+            sizes[Path(*source.path.parts[:3])] += source.statements
+        return sizes
 
     def names_from(self, imported: Iterable[Source]) -> set[tuple[str, str]]:
         """The names that plugins import of these sources' top packages, each with the module it comes from."""
@@ -169,15 +149,15 @@ class Checkout:
 
 def _part(path: Path) -> str:
     match path.parts:
-        case ["core", "src", *_]:
-            return "core"
+        case ["core" | "runtime" as part, "src", *_]:
+            return part
         case ["libs", _, "src", *_]:
             return "libs"
         case ["plugins", _, _, "src", *_]:
             return "plugins"
         case (
             ["tests", *_]
-            | ["core", "tests", *_]
+            | ["core" | "runtime", "tests", *_]
             | ["libs", _, "tests", *_]
             | ["plugins", _, _, "tests", *_]
             | ["conftest.py"]
@@ -200,24 +180,25 @@ def _long(sources: Iterable[Source]) -> Iterator[Function]:
 def measures(checkout: Checkout) -> dict[str, int]:
     """Every figure, by what it is of."""
     of_core, of_libs = checkout.names_from(checkout.core), checkout.names_from(checkout.libs)
-    groups = {"core": checkout.core, "the product": checkout.product, "tests": checkout.tests}
-    packages = [source for source in checkout.small_modules if source.path.name == "__init__.py"]
+    groups = {
+        "core": checkout.core,
+        "runtime": checkout.runtime,
+        "libs": checkout.libs,
+        "plugins": checkout.plugins,
+        "the product": checkout.product,
+        "tests": checkout.tests,
+    }
     return {
         **{f"statements of {name}": sum(one.statements for one in sources) for name, sources in groups.items()},
-        **{f"physical lines of {name}": sum(one.lines for one in sources) for name, sources in groups.items()},
-        "small modules of core": len(checkout.small_modules) - len(packages),
-        "small __init__ files of core": len(packages),
+        "statements of the largest plugin": max(checkout.plugin_sizes.values(), default=0),
+        "modules of the largest folder": max(checkout.folders.values(), default=0),
+        "words of docs": checkout.words,
         "lines of the longest function": checkout.longest_function.lines,
-        "long functions of core": len(checkout.long_functions_of_core),
-        "long functions elsewhere": len(checkout.long_functions) - len(checkout.long_functions_of_core),
+        "long functions": len(checkout.long_functions),
         "pairs of files that repeat": len(checkout.pairs),
         "pairs among tests": sum(_of_tests(pair.first) and _of_tests(pair.second) for pair in checkout.pairs),
-        "files of migration": len(checkout.migration),
-        "lines of the files of migration": sum(source.lines for source in checkout.migration),
         "names that plugins import from core": len(of_core),
-        "modules of core that they come from": len({module for module, _ in of_core}),
         "names that plugins import from libs": len(of_libs),
-        "modules of libs that they come from": len({module for module, _ in of_libs}),
     }
 
 
@@ -243,7 +224,7 @@ def main() -> None:
     parser.add_argument("checkout", type=Path, nargs="?", default=ROOT)
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="the checkout to compare with")
     parser.add_argument(
-        "--pairs", action="store_true", help="list the pairs, long functions, small modules and files of migration"
+        "--pairs", action="store_true", help="list the pairs, long functions, largest folders and plugins"
     )
     args = parser.parse_args()
     checkout = Checkout(args.checkout)
@@ -252,8 +233,8 @@ def main() -> None:
         lists: dict[str, Iterable[object]] = {
             "Pairs": checkout.pairs,
             f"Functions over {LONG} lines": checkout.long_functions,
-            f"Modules of core under {SMALL} lines": [f"{one.path} ({one.lines})" for one in checkout.small_modules],
-            "Files of migration": [f"{one.path} ({one.lines})" for one in checkout.migration],
+            "Largest folders": [f"{path} ({count})" for path, count in checkout.folders.most_common(10)],
+            "Largest plugins": [f"{path} ({count})" for path, count in checkout.plugin_sizes.most_common(5)],
         }
         for title, rows in lists.items():
             lines += ["", title, *map(str, rows)]

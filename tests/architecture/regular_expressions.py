@@ -32,7 +32,12 @@ class Site:
 def sites() -> dict[str, Site]:
     """Return each place by its name: ``module:scope``, numbered where a scope has several."""
     found: dict[str, Site] = {}
-    folders = [ROOT / "core" / "src", *sorted(ROOT.glob("libs/*/src")), *sorted(ROOT.glob("plugins/*/*/src"))]
+    folders = [
+        ROOT / "core" / "src",
+        ROOT / "runtime" / "src",
+        *sorted(ROOT.glob("libs/*/src")),
+        *sorted(ROOT.glob("plugins/*/*/src")),
+    ]
     for path in sorted(path for folder in folders for path in folder.rglob("*.py")):
         source = path.read_text()
         if any(word in source for word in ("import re", "from re", "pattern=")):

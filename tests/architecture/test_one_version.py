@@ -96,7 +96,7 @@ def test_a_wheel_is_built_from_the_source_distribution_of_a_plugin(tmp_path: Pat
 
 def test_the_command_tells_the_version() -> None:
     said = subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", "--version"], check=True, capture_output=True, text=True
+        [sys.executable, "-m", "dynamo_runtime.cli.main", "--version"], check=True, capture_output=True, text=True
     )
 
     assert said.stdout.split() == ["dynamo-core", versions.version_of(ROOT)]

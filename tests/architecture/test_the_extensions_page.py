@@ -11,9 +11,9 @@ import pytest
 from dynamo_core import Extension, ExtensionServices, FrontendView, PluginConfig, RequestEvent, RequestFinished
 from dynamo_core.contracts import request_events
 from dynamo_core.protocol import RequestRecord
-from dynamo_core.telemetry import Metrics
-from dynamo_core.telemetry.metrics import Counter
-from dynamo_core.telemetry.request_events import ExtensionRequestEvents, RequestEventHub
+from dynamo_runtime.telemetry.request_events import ExtensionRequestEvents, RequestEventHub
+from dynamo_telemetry import Metrics
+from dynamo_telemetry.metrics import Counter
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "extensions.md").read_text()
 

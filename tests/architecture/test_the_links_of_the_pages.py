@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-OWN = ("core", "libs", "plugins", "tests", "docs", "examples", "deploy", "benchmarks")
+OWN = ("core", "runtime", "libs", "plugins", "tests", "docs", "examples", "deploy", "benchmarks")
 
 
 def files(*suffixes: str) -> list[Path]:

@@ -10,12 +10,13 @@ import pytest
 PINNED = Path(__file__).with_name("public_names.txt")
 PACKAGES = (
     "dynamo_core",
-    "dynamo_core.http",
     "dynamo_core.kv",
     "dynamo_core.protocol",
-    "dynamo_core.telemetry",
+    "dynamo_http",
     "dynamo_leases",
     "dynamo_redis",
+    "dynamo_runtime",
+    "dynamo_telemetry",
     "dynamo_testing",
     "dynamo_text",
 )

@@ -29,7 +29,7 @@ def loaded(line: str) -> list[str]:
         "from dynamo_core import LLMEngine, hookimpl",
         "from dynamo_core import Admission, Discovery, Permit, Router, Transport",
         "from dynamo_core import ToolCallParser, ReasoningParser",
-        "import dynamo_core.cli.main",
+        "import dynamo_runtime.cli.main",
         "import dynamo_core.errors",
     ],
 )
@@ -38,4 +38,4 @@ def test_what_plugins_and_the_command_import_loads_nothing_that_only_serving_nee
 
 
 def test_the_runtime_brings_the_web_server_and_still_no_tokenizers_and_no_tracing() -> None:
-    assert loaded("import dynamo_core.runtime.app") == ["aiohttp.web"]
+    assert loaded("import dynamo_runtime.app") == ["aiohttp.web"]

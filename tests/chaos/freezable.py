@@ -13,10 +13,11 @@ import sys
 import time
 from typing import Any
 
-from dynamo_core import EngineConfig, WorkerConfig, run
+from dynamo_core import EngineConfig, WorkerConfig
 from dynamo_plugin_engine_mocker.clock import MonotonicClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
+from dynamo_runtime import run
 
 #: Seconds that the event loop stands still.
 BLOCKED = 20.0

@@ -12,7 +12,8 @@ import sys
 import time
 from collections.abc import AsyncIterator
 
-from dynamo_core import EngineConfig, GenerateContext, LLMEngineOutput, PreprocessedRequest, WorkerConfig, run
+from dynamo_core import EngineConfig, GenerateContext, LLMEngineOutput, PreprocessedRequest, WorkerConfig
+from dynamo_runtime import run
 
 log = logging.getLogger(__name__)
 

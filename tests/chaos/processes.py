@@ -59,7 +59,9 @@ WORKER_GAUGES = (
 class Part:
     """One `dynamo serve` process, or one of another `command`, that can be started again."""
 
-    def __init__(self, config: Path, *options: str, command: Sequence[str] = ("dynamo_core.cli.main", "serve")) -> None:
+    def __init__(
+        self, config: Path, *options: str, command: Sequence[str] = ("dynamo_runtime.cli.main", "serve")
+    ) -> None:
         self._words = [sys.executable, "-m", *command, str(config), *options]
         self._log = config.with_name(f"log-{free_port()}")
         self._process: subprocess.Popen[bytes] | None = None

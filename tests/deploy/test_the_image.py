@@ -66,8 +66,8 @@ def test_it_installs_distributions_that_exist() -> None:
         assert all(extra in offered for extra in extras.split(",") if extra), plugin
     for lib in arguments()["LIBS"].split():
         assert (REPOSITORY / "libs" / lib / "pyproject.toml").exists(), lib
-    core = tomllib.loads((REPOSITORY / "core" / "pyproject.toml").read_text())["project"]
-    assert set(arguments()["EXTRAS"].split(",")) <= core["optional-dependencies"].keys()
+    runtime = tomllib.loads((REPOSITORY / "runtime" / "pyproject.toml").read_text())["project"]
+    assert set(arguments()["EXTRAS"].split(",")) <= runtime["optional-dependencies"].keys()
 
 
 def test_what_it_copies_exists_and_nothing_else_gets_to_the_builder() -> None:
@@ -154,7 +154,7 @@ def test_its_install_command_makes_an_environment_that_serves_the_examples(
     tmp_path: Path, example: Callable[[str], dict[str, Any]], chart: Callable[..., list[dict[str, Any]]]
 ) -> None:
     """The command itself, with the folder of this test in place of /opt. It asks the index that pip is set up for."""
-    for folder in ("core", "libs", "plugins"):
+    for folder in ("core", "runtime", "libs", "plugins"):
         shutil.copytree(
             REPOSITORY / folder, tmp_path / folder,
             ignore=shutil.ignore_patterns("tests", "__pycache__", "*.egg-info", ".*_cache"),

@@ -69,7 +69,7 @@ class Pod:
         }
         words = [str(config) if word == "/etc/dynamo/dynamo.yaml" else word for word in own["args"]]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dynamo_core.cli.main", *words], env=environment, stderr=subprocess.DEVNULL
+            [sys.executable, "-m", "dynamo_runtime.cli.main", *words], env=environment, stderr=subprocess.DEVNULL
         )
 
     def end(self) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dynamo_core.settings import LoadedSettings, load_settings
+from dynamo_runtime.settings import LoadedSettings, load_settings
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -200,7 +200,7 @@ def test_the_config_passes_the_check(
     clean = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
 
     result = subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", "check", str(tmp_path / "dynamo.yaml")],
+        [sys.executable, "-m", "dynamo_runtime.cli.main", "check", str(tmp_path / "dynamo.yaml")],
         env=clean | environment,
         capture_output=True,
         text=True,

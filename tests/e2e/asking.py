@@ -9,7 +9,7 @@ import socket
 from typing import Any
 
 from click.testing import CliRunner, Result
-from dynamo_core.cli.main import cli
+from dynamo_runtime.cli.main import cli
 
 PATH = "/v1/chat/completions"
 

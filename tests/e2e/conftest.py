@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import pytest
 from click.testing import CliRunner, Result
-from dynamo_core.cli.main import cli
+from dynamo_runtime.cli.main import cli
 
 START_DEADLINE = 90.0
 STOP_DEADLINE = 40.0
@@ -89,7 +89,7 @@ class Server:
         ready: str = "ready for requests",
     ) -> None:
         """`ready` is how the line of the log begins that names the port and is waited for."""
-        words = [sys.executable, "-m", "dynamo_core.cli.main", command]
+        words = [sys.executable, "-m", "dynamo_runtime.cli.main", command]
         if config is not None:
             path = folder / "config.yaml"
             path.write_text(config)
@@ -251,7 +251,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in [name for name in os.environ if name.startswith("DYN_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr("dynamo_core.runtime.watchdog.Watchdog.expect_end", refuse)
+    monkeypatch.setattr("dynamo_runtime.processes.watchdog.Watchdog.expect_end", refuse)
 
 
 @pytest.fixture

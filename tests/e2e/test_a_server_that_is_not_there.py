@@ -173,7 +173,7 @@ def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[s
     """A frontend that ends by itself."""
     path = folder / "config.yaml"
     path.write_text(text)
-    command = [sys.executable, "-m", "dynamo_core.cli.main", "frontend", str(path), "--http-port", "0", *options]
+    command = [sys.executable, "-m", "dynamo_runtime.cli.main", "frontend", str(path), "--http-port", "0", *options]
     return subprocess.run(
         command, env=clean_environment(TMPDIR=os.fspath(folder)), capture_output=True, text=True, timeout=120
     )

@@ -139,7 +139,7 @@ def test_the_workers_log_has_the_engines_error_as_a_warning_once_a_minute(server
     said = KIND[name]
 
     def warned() -> list[str]:
-        return [line for line in server.log.splitlines() if "dynamo_core.worker.adapter" in line and said in line]
+        return [line for line in server.log.splitlines() if "dynamo_runtime.worker.adapter" in line and said in line]
 
     if name in NO_NEWS:
         assert warned() == []

@@ -14,7 +14,7 @@ from typing import Any
 
 import openai
 import pytest
-from dynamo_core.http.auth import hash_of, new_key
+from dynamo_http.auth import hash_of, new_key
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.brokers import Redis

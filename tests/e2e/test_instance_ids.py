@@ -27,7 +27,7 @@ def test_health_log_metrics_and_command_show_one_text(serve: Any) -> None:
     metrics = server.request("GET", "/metrics")[2].decode()
     told = json.loads(server.request("POST", "/route/explain", {"model": "m", "prompt": "Hi"})[2])
     shown = subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", "route", "explain", "Hi", "--url", server.url],
+        [sys.executable, "-m", "dynamo_runtime.cli.main", "route", "explain", "Hi", "--url", server.url],
         env=os.environ | {"DYN_ADMIN_TOKEN": ""},
         capture_output=True,
         text=True,

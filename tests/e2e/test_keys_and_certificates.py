@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.http.auth import hash_of, new_key
+from dynamo_http.auth import hash_of, new_key
 
 KEY, TOKEN = new_key(), new_key()
 PAGE = "https://chat.example.com"
@@ -134,7 +134,10 @@ def test_what_cannot_work_is_told_before_anything_starts(tmp_path: Path, config:
     )
 
     ended = subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", "check", str(path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "dynamo_runtime.cli.main", "check", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
     assert ended.returncode == 2

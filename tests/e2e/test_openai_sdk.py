@@ -38,7 +38,8 @@ workers:
 #: Answers with what it was asked for, in JSON, of the form that was asked for.
 ENGINE = """
 import json
-from dynamo_core import EngineConfig, LLMEngineOutput, WorkerConfig, run
+from dynamo_core import EngineConfig, LLMEngineOutput, WorkerConfig
+from dynamo_runtime import run
 
 class Scribe:
     async def start(self, worker_id):

@@ -21,7 +21,8 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 #: Writes the arguments of a call if one is demanded.
 ENGINE = """
-from dynamo_core import EngineConfig, LLMEngineOutput, WorkerConfig, run
+from dynamo_core import EngineConfig, LLMEngineOutput, WorkerConfig
+from dynamo_runtime import run
 
 class Clerk:
     async def start(self, worker_id):

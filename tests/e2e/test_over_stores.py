@@ -22,7 +22,7 @@ def test_a_wrong_password_is_told_in_one_line(tmp_path: Path) -> None:
             [
                 sys.executable,
                 "-m",
-                "dynamo_core.cli.main",
+                "dynamo_runtime.cli.main",
                 "serve",
                 str(tmp_path / "config.yaml"),
                 "--only",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner
-from dynamo_core.cli.main import cli
+from dynamo_runtime.cli.main import cli
 
 PLUGINS = '''
 import logging

@@ -416,7 +416,7 @@ def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(config(tmp_path, itl=0.1))
     port = free_port()
-    serve = [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--profile", "processes"]
+    serve = [sys.executable, "-m", "dynamo_runtime.cli.main", "serve", str(path), "--profile", "processes"]
     with leading_a_session([*serve, "--http-port", str(port)], stderr=subprocess.PIPE) as process:
         fill_the_log(port)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from dynamo_core.http.auth import hash_of
+from dynamo_http.auth import hash_of
 from dynamo_testing.certificates import make_certificates
 
 from tests.e2e.asking import dynamo
@@ -334,7 +334,7 @@ def test_on_a_terminal_a_hang_up_ends_the_server(tmp_path: Path) -> None:
     if pid == 0:
         # As in a shell: what runs the tests may have the signal ignored, which children inherit.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        os.execv(sys.executable, [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(config)])
+        os.execv(sys.executable, [sys.executable, "-m", "dynamo_runtime.cli.main", "serve", str(config)])
     shown = b""
     while b"ready for requests" not in shown:
         shown += os.read(terminal, 65536)

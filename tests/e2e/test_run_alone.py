@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core import engine_main
 from dynamo_plugin_engine_mocker.engine import MockerEngine
+from dynamo_runtime import engine_main
 from dynamo_testing.ports import free_port
 
 from tests.e2e.asking import read_to_end
@@ -28,7 +28,8 @@ STOP_DEADLINE = 60.0
 #: An engine that imports nothing of transports, discovery or settings, and is made from no class of the framework.
 ENGINE = """
 import asyncio
-from dynamo_core import EngineConfig, LLMEngineOutput, WorkerConfig, run, usage
+from dynamo_core import EngineConfig, LLMEngineOutput, WorkerConfig, usage
+from dynamo_runtime import run
 
 class Parrot:
     def __init__(self):

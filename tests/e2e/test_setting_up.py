@@ -22,7 +22,7 @@ case "$*" in
   *" install "*core*)
     echo "Obtaining file:///somewhere/core (from -r x)"
     echo "  Installing build dependencies: started"
-    echo "Collecting aiohttp<4,>=3 (from dynamo-core==0.1.0)"
+    echo "Collecting aiohttp<4,>=3 (from dynamo-http==0.1.0)"
     echo "Requirement already satisfied: idna in somewhere"
     echo "Installing collected packages: aiohttp, dynamo-core" ;;
 esac

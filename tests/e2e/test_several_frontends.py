@@ -214,7 +214,15 @@ def test_a_second_server_on_the_port_is_refused_even_if_it_would_share(frontends
     path = tmp_path / "second.yaml"
     path.write_text(CONFIG % (tmp_path / "discovery"))
     done = subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--http-port", str(frontends.server.port)],
+        [
+            sys.executable,
+            "-m",
+            "dynamo_runtime.cli.main",
+            "serve",
+            str(path),
+            "--http-port",
+            str(frontends.server.port),
+        ],
         env={key: value for key, value in os.environ.items() if not key.startswith("DYN_")},
         capture_output=True,
         text=True,

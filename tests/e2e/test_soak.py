@@ -41,7 +41,8 @@ GROWTH_KIB = 4000
 ENGINE = f"""
 import asyncio
 from contextlib import aclosing
-from dynamo_core import BackendError, LLMEngineOutput, WorkerConfig, invalid_argument, run
+from dynamo_core import BackendError, LLMEngineOutput, WorkerConfig, invalid_argument
+from dynamo_runtime import run
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 

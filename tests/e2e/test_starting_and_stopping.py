@@ -28,7 +28,7 @@ def run_serve(folder: Path, config: str, **env: str) -> subprocess.CompletedProc
     path.write_text(config)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
     return subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path)],
+        [sys.executable, "-m", "dynamo_runtime.cli.main", "serve", str(path)],
         env=kept | env,
         capture_output=True,
         text=True,

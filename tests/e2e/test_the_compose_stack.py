@@ -83,7 +83,7 @@ class Stack:
             "etcd": json.loads(re.findall(r"^ENTRYPOINT (.*)$", (STACK / "etcd.Dockerfile").read_text(), re.M)[0]),
         }.get(service, json.loads(re.findall(r"^ENTRYPOINT (.*)$", DOCKERFILE, re.M)[0]))
         program, *arguments = [str(word) for word in [*entrypoint, *own["command"]]]
-        programs = {"python": [sys.executable], "dynamo": [sys.executable, "-m", "dynamo_core.cli.main"]}
+        programs = {"python": [sys.executable], "dynamo": [sys.executable, "-m", "dynamo_runtime.cli.main"]}
         return [*programs.get(program, [program]), *arguments]
 
 
@@ -277,6 +277,7 @@ def test_the_image_has_what_the_config_names_and_what_that_needs() -> None:
     [libs] = re.findall(r'^ARG LIBS="(.*)"$', DOCKERFILE, re.M)
     folders = [
         "core",
+        "runtime",
         *(f"libs/{name}" for name in libs.split()),
         *(f"plugins/{path.split('[')[0]}" for path in plugins.split()),
     ]

@@ -70,7 +70,7 @@ def start_worker(tmp_path: Path) -> Iterator[Callable[[Path, dict[str, str]], No
     running: list[subprocess.Popen[bytes]] = []
 
     def start(config: Path, env: dict[str, str]) -> None:
-        words = [sys.executable, "-m", "dynamo_core.cli.main", "worker", "mock", str(config)]
+        words = [sys.executable, "-m", "dynamo_runtime.cli.main", "worker", "mock", str(config)]
         kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
         running.append(subprocess.Popen(words, env=kept | env, stderr=subprocess.DEVNULL))
 

@@ -28,7 +28,7 @@ class Terminal:
 
     def __init__(self, name: str, width: int, height: int, *options: str) -> None:
         self._name = name
-        command = [sys.executable, "-m", "dynamo_core.cli.main", "top", *options]
+        command = [sys.executable, "-m", "dynamo_runtime.cli.main", "top", *options]
         self._tmux("new-session", "-d", "-s", name, "-x", str(width), "-y", str(height), *command)
 
     def _tmux(self, *words: str) -> str:

@@ -213,7 +213,7 @@ def test_the_kit_of_engines_is_content_with_it(two: Two) -> None:
     command = ["conformance", "engine", "upstream", "--set", f"url={two.inner.url}", "--set", "model=inner-model"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", *command], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "dynamo_runtime.cli.main", *command], capture_output=True, text=True, timeout=120
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -308,7 +308,7 @@ def test_a_model_that_the_server_does_not_have_is_told_before_anything_is_served
     path.write_text(outer(two.inner.url, inner="no-such-model"))
 
     done = subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--http-port", "0"],
+        [sys.executable, "-m", "dynamo_runtime.cli.main", "serve", str(path), "--http-port", "0"],
         capture_output=True,
         text=True,
         timeout=90,

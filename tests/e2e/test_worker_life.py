@@ -142,7 +142,7 @@ class Life:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
         imports = os.pathsep.join(filter(None, [str(plugin), kept.get("PYTHONPATH")]))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(path), "--only", "workers.life"],
+            [sys.executable, "-m", "dynamo_runtime.cli.main", "serve", str(path), "--only", "workers.life"],
             env=kept | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": imports} | (env or {}),
             stderr=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

@@ -63,7 +63,7 @@ def served(entry: dict[str, Any]) -> float:
 
 def dynamo(server: Any, *words: str) -> subprocess.CompletedProcess[str]:
     """`dynamo workers`, asking a frontend."""
-    command = [sys.executable, "-m", "dynamo_core.cli.main", "workers", *words, "--url", server.url]
+    command = [sys.executable, "-m", "dynamo_runtime.cli.main", "workers", *words, "--url", server.url]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from dynamo_core.http.auth import hash_of
+from dynamo_http.auth import hash_of
 
 KEY = "the key of a tenant without trust"
 CHAT = "/v1/chat/completions"

@@ -26,24 +26,24 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.dispatch.admission import NoAdmission
-from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.models.model import Model
-from dynamo_core.dispatch.models.models import Models
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.runtime.application import Application
-from dynamo_core.runtime.resolve import load_parsers
-from dynamo_core.settings import load_settings
-from dynamo_core.telemetry import Metrics
-from dynamo_core.telemetry.request_events import RequestEventHub
-from dynamo_core.worker.canary import HealthCheck
-from dynamo_core.worker.parser_choice import Candidates
-from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.resolve import load_parsers
+from dynamo_runtime.dispatch.admission import NoAdmission
+from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.models.model import Model
+from dynamo_runtime.dispatch.models.models import Models
+from dynamo_runtime.settings import load_settings
+from dynamo_runtime.telemetry.request_events import RequestEventHub
+from dynamo_runtime.worker.canary import HealthCheck
+from dynamo_runtime.worker.parser_choice import Candidates
+from dynamo_runtime.worker.worker import Worker, WorkerLimits
+from dynamo_telemetry import Metrics
 from dynamo_text import load_tokenizer
 
 

@@ -19,7 +19,7 @@ from dynamo_core import (
     Principal,
 )
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.telemetry import Metrics
+from dynamo_telemetry import Metrics
 
 
 async def turns(count: int = 20) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from dynamo_core.cli.main import cli
+from dynamo_runtime.cli.main import cli
 
 SECRET = "hunter2/@x"
 

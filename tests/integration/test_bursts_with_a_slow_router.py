@@ -25,12 +25,12 @@ from dynamo_core import (
     RoutingRequest,
     Thresholds,
 )
-from dynamo_core.dispatch.load.monitor import WorkerMonitor
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_token_capacity.admission import TokenCapacityAdmission
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
+from dynamo_runtime.dispatch.load.monitor import WorkerMonitor
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_telemetry import Metrics
 
 BURST = 50
 #: Of 64 blocks of four tokens; a prompt has 25.

@@ -10,13 +10,13 @@ import aiohttp
 import pytest
 from dynamo_core import FrontendServices, HttpFault, Problem, Thresholds, errors
 from dynamo_core.errors import HTTP_ROWS, InvalidArgument, problem_of
-from dynamo_core.http import Listener, metrics_route
-from dynamo_core.http.health import health_routes, system_routes
-from dynamo_core.telemetry import Metrics
-from dynamo_core.telemetry.inflight import RequestTracker
+from dynamo_http import Listener, metrics_route
+from dynamo_http.health import health_routes, system_routes
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
+from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_telemetry import Metrics
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 ADDED = {"model_name": "m", "request_id": "r", "worker_id": 1, "dp_rank": 0, "sequence_hashes": []}

@@ -9,9 +9,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from dynamo_core.http import Listener
-from dynamo_core.runtime.application import Application
-from dynamo_core.settings import load_settings
+from dynamo_http import Listener
+from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.settings import load_settings
 
 CONFIG = """
 frontend: {port: 0}

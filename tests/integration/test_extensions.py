@@ -22,10 +22,10 @@ from dynamo_core import (
 from dynamo_core.errors import ConfigError, NotSupported
 from dynamo_core.protocol import FrontendRecord
 from dynamo_core.protocol.records import FRONTENDS
-from dynamo_core.runtime import extensions as runtime_extensions
-from dynamo_core.runtime.application import Application
-from dynamo_core.runtime.roles import Role
-from dynamo_core.settings import load_settings
+from dynamo_runtime.assembly import extensions as runtime_extensions
+from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.roles import Role
+from dynamo_runtime.settings import load_settings
 
 from tests.architecture.readers.registry import to_json
 from tests.integration import extension_parts

@@ -16,10 +16,10 @@ from dynamo_core import (
     PluginConfig,
     PreprocessedRequest,
 )
-from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import ResponseTimeout
-from dynamo_core.worker.canary import HealthCheck
-from dynamo_core.worker.worker import WorkerLimits
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines
+from dynamo_runtime.worker.canary import HealthCheck
+from dynamo_runtime.worker.worker import WorkerLimits
 
 #: Seconds without output after which a worker is given up, and how often an engine's progress is reported.
 STALL, REPORTS = 0.4, 0.02
@@ -73,7 +73,7 @@ class Reporting(Freezing):
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     Freezing.made = []
-    monkeypatch.setattr("dynamo_core.worker.progress.INTERVAL", REPORTS)
+    monkeypatch.setattr("dynamo_runtime.worker.progress.INTERVAL", REPORTS)
     monkeypatch.setattr("dynamo_core.contracts.serving.STOP_GRACE", 0.05)
 
 

@@ -18,10 +18,10 @@ from dynamo_core import (
     PluginConfig,
     PreprocessedRequest,
 )
-from dynamo_core.dispatch.load.monitor import WorkerMonitor
-from dynamo_core.dispatch.models.gauges import FrontGauges
 from dynamo_core.protocol import RequestRecord
-from dynamo_core.telemetry import Metrics
+from dynamo_runtime.dispatch.load.monitor import WorkerMonitor
+from dynamo_runtime.dispatch.models.gauges import FrontGauges
+from dynamo_telemetry import Metrics
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from dynamo_core.runtime import frontend_process
-from dynamo_core.runtime.application import Application
-from dynamo_core.runtime.roles import Role
-from dynamo_core.settings import LoadedSettings, load_settings
+from dynamo_runtime.assembly import frontend_process
+from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.roles import Role
+from dynamo_runtime.settings import LoadedSettings, load_settings
 
 CONFIG = """
 frontend: {port: 0, processes: 2}

@@ -33,7 +33,6 @@ from dynamo_core import (
     TopLogprob,
     usage,
 )
-from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -44,7 +43,8 @@ from dynamo_core.errors import (
     StreamIncomplete,
     Unavailable,
 )
-from dynamo_core.worker.worker import WorkerLimits
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines
+from dynamo_runtime.worker.worker import WorkerLimits
 
 from tests.integration.parts import Counting
 

@@ -13,8 +13,8 @@ from dynamo_core.contracts.call import MODEL_FILE
 from dynamo_core.errors import Unavailable
 from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import CARDS, INSTANCES, ModelFile, ModelFileChunk, ModelFileRequest
-from dynamo_core.runtime.health import Health
-from dynamo_core.settings import Settings
+from dynamo_runtime.assembly.health import Health
+from dynamo_runtime.settings import Settings
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from tests.integration.parts import Plain

@@ -21,12 +21,12 @@ from dynamo_core import (
     ToolCallParser,
     ToolCallStart,
 )
-from dynamo_core.cli.main import cli
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.runtime.parser_candidates import find_candidates
-from dynamo_core.settings import load_settings
 from dynamo_plugin_parsers_standard.json_formats import HermesParser
 from dynamo_plugin_parsers_standard.think import Qwen3Parser
+from dynamo_runtime.assembly.parser_candidates import find_candidates
+from dynamo_runtime.cli.main import cli
+from dynamo_runtime.settings import load_settings
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from tests.integration.parts import Plain

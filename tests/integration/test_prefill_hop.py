@@ -28,7 +28,6 @@ from dynamo_core import (
     chunk,
     usage,
 )
-from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -37,10 +36,11 @@ from dynamo_core.errors import (
     ServiceOverloaded,
     Unavailable,
 )
-from dynamo_core.runtime.health import Health
-from dynamo_core.settings import Settings
-from dynamo_core.worker.worker import WorkerLimits
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
+from dynamo_runtime.assembly.health import Health
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines
+from dynamo_runtime.settings import Settings
+from dynamo_runtime.worker.worker import WorkerLimits
 
 from tests.integration.parts import Counting, reasons_of, turns
 
@@ -722,7 +722,7 @@ async def test_a_prefill_that_still_runs_is_stopped_when_its_client_leaves_befor
 async def test_a_client_that_leaves_stops_whoever_works_for_it(
     house: Any, prefill: type[Prefiller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.dispatch.execution.prefill.SETTLE", 3600)
+    monkeypatch.setattr("dynamo_runtime.dispatch.execution.prefill.SETTLE", 3600)
     prefiller, decoder = await pair(house, prefill, decodes="goes on")
     if prefill is Meeting:
         prefiller.gate.clear()
@@ -912,7 +912,7 @@ async def test_the_cards_say_what_a_worker_needs_and_whether_its_cache_can_be_as
 async def test_a_router_that_does_not_start_for_a_role_is_tried_again(
     house: Any, tokens_of: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dynamo_core.dispatch.models.models.FIRST_RETRY", 0.001)
+    monkeypatch.setattr("dynamo_runtime.dispatch.models.models.FIRST_RETRY", 0.001)
     await house.run(Decoder, disaggregation_mode=DECODE)
     left = [1, 2]
 
@@ -967,7 +967,7 @@ async def test_nothing_is_kept_whichever_way_a_request_goes(
     make_house: Callable[..., Any], prefill: type[Prefiller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynamo_core.contracts.serving.STOP_GRACE", 0.01)
-    monkeypatch.setattr("dynamo_core.dispatch.execution.prefill.SETTLE", 0.01)
+    monkeypatch.setattr("dynamo_runtime.dispatch.execution.prefill.SETTLE", 0.01)
     admission = Counting()
     house = make_house(admission=admission, deadlines=Deadlines(first_item=0.03, total=0.06, decode_wait=0.03))
     prefiller, decoder = await pair(house, prefill)

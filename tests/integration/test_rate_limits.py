@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from dynamo_core.http.auth import hash_of, new_key
+from dynamo_http.auth import hash_of, new_key
 
 KEYS = {name: new_key() for name in ("chat", "completions", "responses", "messages")}
 CONFIG = f"""

@@ -12,13 +12,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from dynamo_core.http.auth import hash_of
-from dynamo_core.runtime.application import Application
-from dynamo_core.settings import load_settings
+from dynamo_http.auth import hash_of
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_affinity.router import AffinityRouter
 from dynamo_plugin_router_kv.router import KvRouter
+from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.settings import load_settings
 from dynamo_testing.certificates import make_certificates
 
 KEYS = [f"dyn-key-{number}-{'x' * 20}" for number in range(3)]

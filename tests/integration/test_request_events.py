@@ -23,9 +23,9 @@ from dynamo_core import (
     Subscription,
 )
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.telemetry.logs import RequestScope
-from dynamo_core.telemetry.metrics import Counter
-from dynamo_core.worker.worker import WorkerLimits
+from dynamo_runtime.worker.worker import WorkerLimits
+from dynamo_telemetry.logs import RequestScope
+from dynamo_telemetry.metrics import Counter
 
 from tests.integration.parts import Counting, Plain
 from tests.integration.test_prefill_hop import Decoder, Prefiller

@@ -23,7 +23,6 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.errors import InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol import Instance
 from dynamo_plugin_engine_mocker.config import MockerConfig
@@ -31,6 +30,7 @@ from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_kv import router as router_module
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
+from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
 
 House = Any
 PROMPT = list(range(100, 140))
@@ -419,6 +419,6 @@ async def test_who_waits_too_long_for_room_is_refused(make_house: MakeHouse) -> 
 
 
 def short() -> Any:
-    from dynamo_core.dispatch.execution.pipeline import Deadlines
+    from dynamo_runtime.dispatch.execution.pipeline import Deadlines
 
     return Deadlines(migration_wait=0.0)

@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 from click.testing import CliRunner
 from dynamo_core import PluginConfig, PluginRef, PoolView, Principal, Route, RoutingRequest, ScoredRank
-from dynamo_core.cli.main import cli
 from dynamo_plugin_router_affinity.router import AffinityConfig, AffinityRouter
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
+from dynamo_runtime.cli.main import cli
 from dynamo_testing.router_kit import RouterFactory, RouterKit
 
 CONFIG = """

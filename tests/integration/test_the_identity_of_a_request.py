@@ -15,7 +15,7 @@ import anthropic
 import openai
 import pytest
 from dynamo_core import QuotaExceeded, RateLimited
-from dynamo_core.http.auth import hash_of, new_key
+from dynamo_http.auth import hash_of, new_key
 
 KEY = new_key()
 MODULE = "dynamo_test_noting"

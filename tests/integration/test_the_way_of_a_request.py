@@ -19,7 +19,6 @@ from dynamo_core import (
     PreprocessedRequest,
     chunk,
 )
-from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -29,7 +28,8 @@ from dynamo_core.errors import (
     StreamIncomplete,
     Unavailable,
 )
-from dynamo_core.worker.worker import WorkerLimits, WorkerState
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines
+from dynamo_runtime.worker.worker import WorkerLimits, WorkerState
 
 from tests.integration.parts import Counting, reasons_of, turns
 

@@ -20,9 +20,9 @@ from dynamo_core import (
     Principal,
 )
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
+from dynamo_telemetry import Metrics
 
 
 class Gated(LLMEngine):

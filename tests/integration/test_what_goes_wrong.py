@@ -21,12 +21,12 @@ from dynamo_core import (
 )
 from dynamo_core import chunk as piece
 from dynamo_core.contracts.call import GENERATE, MODEL_FILE
-from dynamo_core.dispatch.execution.pipeline import Deadlines
-from dynamo_core.dispatch.execution.response_stream import HIGH_WATER, FlushQueue, ResponseStream
 from dynamo_core.errors import DeadlineExceeded, EngineShutdown, ResponseTimeout
 from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import CARDS, INSTANCES, ModelFile, ModelFileChunk
-from dynamo_core.worker.worker import WorkerLimits, WorkerState
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines
+from dynamo_runtime.dispatch.execution.response_stream import HIGH_WATER, FlushQueue, ResponseStream
+from dynamo_runtime.worker.worker import WorkerLimits, WorkerState
 
 from tests.integration.parts import reasons_of, turns
 

@@ -26,9 +26,9 @@ from dynamo_core import (
 )
 from dynamo_core.kv import block_hashes, sequence_hashes
 from dynamo_core.protocol.events import KV_METRICS
-from dynamo_core.worker import publishers
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
+from dynamo_runtime.worker import publishers
 
 
 class SmallMocker(MockerEngine):

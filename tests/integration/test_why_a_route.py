@@ -16,12 +16,12 @@ from dynamo_core import (
     WorkerConfig,
 )
 from dynamo_core.contracts.explain import RouteView
-from dynamo_core.dispatch.models.model import Model
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
+from dynamo_runtime.dispatch.models.model import Model
 
 MakeHouse = Callable[..., Any]
 PROMPT = list(range(100, 142))

@@ -24,14 +24,14 @@ from dynamo_core import (
     WorkerConfig,
 )
 from dynamo_core.contracts.call import WORKER_STATE
-from dynamo_core.dispatch.execution.pipeline import Deadlines
 from dynamo_core.errors import Unavailable
 from dynamo_core.protocol.records import CORDONED, DRAINING, SERVING, WorkerStateReport, WorkerStateRequest
-from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines
+from dynamo_runtime.worker.worker import Worker, WorkerLimits
 
 PREFILL, DECODE = DisaggregationMode.PREFILL, DisaggregationMode.DECODE
 ONE_AT_A_TIME = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)

@@ -13,7 +13,11 @@ FOLDER = Path(__file__).parent
 TABLES = {"migration": 11, "request-rejection": 36, "slot-tracker": 76, "transports": 51}
 
 #: The files of all tests, by their names, which are unique; and where the checks of each kit are.
-TESTS = {path.name: path for top in ("core", "libs", "plugins", "tests") for path in (ROOT / top).rglob("test_*.py")}
+TESTS = {
+    path.name: path
+    for top in ("core", "runtime", "libs", "plugins", "tests")
+    for path in (ROOT / top).rglob("test_*.py")
+}
 KITS = ROOT / "libs" / "testing" / "src" / "dynamo_testing"
 CHECKS = {
     "TransportKit": [*(KITS / "transport").glob("*.py"), KITS / "transport_kit.py"],

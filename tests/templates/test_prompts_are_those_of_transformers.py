@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from dynamo_core.cli.main import cli
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import ModelCard
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
 from dynamo_plugin_frontend_openai.template import TemplateStore
+from dynamo_runtime.cli.main import cli
 from dynamo_text import load_tokenizer
 
 from tests.templates.conversations import CONVERSATIONS, Conversation

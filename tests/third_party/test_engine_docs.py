@@ -92,7 +92,7 @@ class Reader:
         here = sysconfig.get_path("purelib")
         [site] = (self._bin.parent / "lib").glob("*/site-packages")
         (site / "everything.pth").write_text(f"import site; site.addsitedir({here!r})\n")
-        command = f"#!{self._bin}/python\nfrom dynamo_core.cli.main import main\nmain()\n"
+        command = f"#!{self._bin}/python\nfrom dynamo_runtime.cli.main import main\nmain()\n"
         (self._bin / "dynamo").write_text(command)
         (self._bin / "dynamo").chmod(0o755)
         self._port = free_port()

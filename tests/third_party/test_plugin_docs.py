@@ -24,11 +24,11 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.cli.main import cli
 from dynamo_core.contracts.plugin import KINDS, Plugin
 from dynamo_core.hookspecs import lifecycle, register
 from dynamo_core.plugins.loader import CONTRACTS, PluginLoader
 from dynamo_core.protocol import RequestRecord
+from dynamo_runtime.cli.main import cli
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = ("how-to/package-a-plugin.md", "reference/plugins.md")

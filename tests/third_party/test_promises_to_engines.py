@@ -20,7 +20,11 @@ NAMED = re.compile(r"`(test_\w+\.py)::(\w+)`")
 
 def names_in(file: str) -> set[str]:
     """The functions and classes of a test file, which is found by its name: no two have the same."""
-    [path] = [found for top in ("core/tests", "libs", "plugins", "tests") for found in (REPOSITORY / top).rglob(file)]
+    [path] = [
+        found
+        for top in ("core/tests", "runtime/tests", "libs", "plugins", "tests")
+        for found in (REPOSITORY / top).rglob(file)
+    ]
     nodes = ast.walk(ast.parse(path.read_text()))
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return {node.name for node in nodes if isinstance(node, kinds) and node.name.lower().startswith("test")}

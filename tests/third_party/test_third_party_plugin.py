@@ -32,7 +32,7 @@ NEEDED = (
     "plugins/routers/round-robin",
     "plugins/transports/inproc",
 )
-DYNAMO = "from dynamo_core.cli.main import main; main()"
+DYNAMO = "from dynamo_runtime.cli.main import main; main()"
 
 # Building six wheels and installing them takes a while on a small machine.
 pytestmark = pytest.mark.timeout(300)

@@ -1,7 +1,7 @@
 """Contracts, hooks and runtime of an LLM serving framework in which every stage is a plugin.
 
 These names are the public API for authors of plugins, with those of `dynamo_core.errors`, `dynamo_core.protocol`,
-`dynamo_core.http`, `dynamo_core.kv` and `dynamo_core.telemetry`. ``__init__.pyi`` lists them; each is loaded when first
+`dynamo_http`, `dynamo_core.kv` and `dynamo_telemetry`. ``__init__.pyi`` lists them; each is loaded when first
 used.
 """
 

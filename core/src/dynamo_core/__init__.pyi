@@ -7,9 +7,6 @@ from dynamo_core.certificates import client_context as client_context
 from dynamo_core.certificates import load_authorities as load_authorities
 from dynamo_core.certificates import load_own as load_own
 from dynamo_core.certificates import server_context as server_context
-from dynamo_core.cli.admin_client import AdminClient as AdminClient
-from dynamo_core.cli.admin_client import admin_options as admin_options
-from dynamo_core.cli.admin_client import reason_of as reason_of
 from dynamo_core.contracts.admission import Admission as Admission
 from dynamo_core.contracts.admission import AdmissionServices as AdmissionServices
 from dynamo_core.contracts.admission import Permit as Permit
@@ -21,7 +18,6 @@ from dynamo_core.contracts.call import Handler as Handler
 from dynamo_core.contracts.call import ServedContext as ServedContext
 from dynamo_core.contracts.call import Sink as Sink
 from dynamo_core.contracts.call import Source as Source
-from dynamo_core.contracts.client_headers import check_session as check_session
 from dynamo_core.contracts.config import PluginConfig as PluginConfig
 from dynamo_core.contracts.config import PluginRef as PluginRef
 from dynamo_core.contracts.config import SettingsMismatch as SettingsMismatch
@@ -59,16 +55,13 @@ from dynamo_core.contracts.extension import ObservedPool as ObservedPool
 from dynamo_core.contracts.extension import SettingsReport as SettingsReport
 from dynamo_core.contracts.frontend import Frontend as Frontend
 from dynamo_core.contracts.frontend import FrontendServices as FrontendServices
-from dynamo_core.contracts.frontend import HttpHandler as HttpHandler
-from dynamo_core.contracts.frontend import HttpRoute as HttpRoute
 from dynamo_core.contracts.frontend import InflightRequest as InflightRequest
-from dynamo_core.contracts.frontend import ListenerName as ListenerName
 from dynamo_core.contracts.frontend import ModelDirectory as ModelDirectory
 from dynamo_core.contracts.frontend import ServedModel as ServedModel
 from dynamo_core.contracts.frontend import TokenStream as TokenStream
-from dynamo_core.contracts.frontend import principal_of as principal_of
-from dynamo_core.contracts.frontend import request_id_of as request_id_of
-from dynamo_core.contracts.frontend import set_request_id as set_request_id
+from dynamo_core.contracts.http_route import HttpHandler as HttpHandler
+from dynamo_core.contracts.http_route import HttpRoute as HttpRoute
+from dynamo_core.contracts.http_route import ListenerName as ListenerName
 from dynamo_core.contracts.metrics import CounterLike as CounterLike
 from dynamo_core.contracts.metrics import GaugeLike as GaugeLike
 from dynamo_core.contracts.metrics import HistogramLike as HistogramLike
@@ -184,16 +177,12 @@ from dynamo_core.protocol.request import ScoreRequest as ScoreRequest
 from dynamo_core.protocol.request import StopConditions as StopConditions
 from dynamo_core.protocol.request import TraceLink as TraceLink
 from dynamo_core.resources import AsyncResource as AsyncResource
-from dynamo_core.runtime.args import CommonArgs as CommonArgs
-from dynamo_core.runtime.args import from_args as from_args
-from dynamo_core.runtime.run import engine_main as engine_main
-from dynamo_core.runtime.run import run as run
+from dynamo_core.spans import start_span as start_span
 from dynamo_core.starting import quote_greeting as quote_greeting
 from dynamo_core.starting import read_greeting as read_greeting
 from dynamo_core.starting import wait_for_store as wait_for_store
 from dynamo_core.tasks import TaskSet as TaskSet
-from dynamo_core.telemetry.spans import start_span as start_span
-from dynamo_core.telemetry.tracing import get_distributed_tracing_context as get_distributed_tracing_context
-from dynamo_core.telemetry.tracing import inject_trace_headers_into_map as inject_trace_headers_into_map
+from dynamo_core.tracing import get_distributed_tracing_context as get_distributed_tracing_context
+from dynamo_core.tracing import inject_trace_headers_into_map as inject_trace_headers_into_map
 
 __all__: list[str]

@@ -1,7 +1,7 @@
 """Spans: one call to open them, whether they are exported or not.
 
 Without export a span is its ids only: log lines carry them and headers pass them on, and nothing is recorded. With it,
-`dynamo_core.telemetry.export` has put a recorder here, which records spans with OpenTelemetry.
+`dynamo_runtime.telemetry.export` has put a recorder here, which records spans with OpenTelemetry.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from contextvars import Token
 from types import TracebackType
 from typing import Literal, TypeAlias
 
+from dynamo_core import tracing
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.request import TraceLink
-from dynamo_core.telemetry import tracing
-from dynamo_core.telemetry.tracing import TraceContext
+from dynamo_core.tracing import TraceContext
 
 Kind: TypeAlias = Literal["internal", "server", "client", "producer", "consumer"]
 Value: TypeAlias = str | bool | int | float | Sequence[str] | Sequence[bool] | Sequence[int] | Sequence[float]
@@ -94,7 +94,7 @@ _recorder: Recorder | None = None
 
 
 def set_recorder(recorder: Recorder | None) -> None:
-    """Spans opened from now on are recorded, or no longer. For `dynamo_core.telemetry.export`, and tests."""
+    """Spans opened from now on are recorded, or no longer. For `dynamo_runtime.telemetry.export`, and tests."""
     global _recorder
     _recorder = recorder
 

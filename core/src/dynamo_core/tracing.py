@@ -1,6 +1,6 @@
 """Trace identity after W3C Trace Context: read from headers, carried in a context variable, sent on.
 
-Ids only: whether spans are recorded is the affair of `dynamo_core.telemetry.spans`.
+Ids only: whether spans are recorded is the affair of `dynamo_core.spans`.
 """
 
 from __future__ import annotations

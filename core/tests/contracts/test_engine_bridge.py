@@ -15,11 +15,11 @@ from dynamo_core import (
     LLMEngineOutput,
     PreprocessedRequest,
     WorkerConfig,
-    run,
 )
 from dynamo_core.contracts.bridge import as_engine
 from dynamo_core.errors import ConfigError, NotSupported
 from dynamo_core.protocol.request import EmbedRequest
+from dynamo_runtime import run
 
 WORKER = WorkerConfig(worker="w")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import dynamo_core
 import msgspec
 import pytest
@@ -30,8 +28,6 @@ NAMED = [
     "WorkerConfig",
     "GenerateContext",
     "EngineContext",
-    "run",
-    "CommonArgs",
     "DisaggregationMode",
     "PreprocessedRequest",
     "LLMEngineOutput",
@@ -64,7 +60,7 @@ def test_what_an_engine_is_written_with_is_public(name: str) -> None:
 
 def test_making_an_engine_needs_three_methods_and_no_constructor_of_the_command_line() -> None:
     assert LLMEngine.__abstractmethods__ == {"start", "generate", "cleanup"}
-    assert inspect.ismethod(LLMEngine.from_args)
+    assert not hasattr(LLMEngine, "from_args")
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from dynamo_core import BackendError, EngineConfig, EngineContext, GenerateContext, LLMEngine, WorkerConfig
 from dynamo_core.contracts.engine import RuntimeOptions
 from dynamo_core.protocol import output, request
-from dynamo_core.runtime.args import TAKEN
-from dynamo_core.settings import FLAGS
+from dynamo_runtime.args import TAKEN
+from dynamo_runtime.settings import FLAGS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "engine-contract.md").read_text()
 

@@ -22,9 +22,9 @@ from dynamo_core import (
 from dynamo_core.contracts.model_folder import CHAT_TEMPLATE, TOKENIZER
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.records import ModelFile
-from dynamo_core.worker.card import make_card
-from dynamo_core.worker.model_files import ModelFiles, read_files
-from dynamo_core.worker.publishers import EnginePublishers
+from dynamo_runtime.worker.card import make_card
+from dynamo_runtime.worker.model_files import ModelFiles, read_files
+from dynamo_runtime.worker.publishers import EnginePublishers
 
 
 @pytest.mark.parametrize(

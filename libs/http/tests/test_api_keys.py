@@ -8,12 +8,13 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute, principal_of
+from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import ConfigError
-from dynamo_core.http.auth import AdminToken, ApiKeys, hash_of, new_key
-from dynamo_core.http.listener import Listener
-from dynamo_core.settings import AuthSettings
+from dynamo_http.auth import AdminToken, ApiKeys, hash_of, new_key
+from dynamo_http.listener import Listener
+from dynamo_http.request import principal_of
+from dynamo_http.settings import AuthSettings
 from pydantic import ValidationError
 
 KEY, OTHER = new_key(), new_key()

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute
-from dynamo_core.http import body_budget
-from dynamo_core.http.body_budget import SMALL, WORK, BodyBudget
-from dynamo_core.http.listener import Listener
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_core.contracts.http_route import HttpRoute
+from dynamo_http import body_budget
+from dynamo_http.body_budget import SMALL, WORK, BodyBudget
+from dynamo_http.listener import Listener
+from dynamo_telemetry.metrics import Metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

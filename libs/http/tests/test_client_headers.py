@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
-from dynamo_core.contracts.client_headers import CLIENT_HEADERS
-from dynamo_core.contracts.frontend import PRINCIPAL, HttpRoute, principal_of
+from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.http.client_headers import client_headers, with_client_headers
-from dynamo_core.http.listener import Listener
-from dynamo_core.settings import HttpSettings
+from dynamo_http.client_headers import CLIENT_HEADERS, client_headers, with_client_headers
+from dynamo_http.listener import Listener
+from dynamo_http.request import PRINCIPAL, principal_of
+from dynamo_http.settings import HttpSettings
 from multidict import CIMultiDict
 
 KNOWN = Principal(key_id="k", tenant="t")

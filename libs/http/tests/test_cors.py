@@ -7,11 +7,11 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.errors import Problem
-from dynamo_core.http.cors import Cors
-from dynamo_core.http.errors import error_response
-from dynamo_core.http.listener import Listener
+from dynamo_http.cors import Cors
+from dynamo_http.errors import error_response
+from dynamo_http.listener import Listener
 
 PAGE = "https://chat.example.com"
 QUESTION = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute
-from dynamo_core.http.half_closed import STATUS_LINE
-from dynamo_core.http.listener import Listener
+from dynamo_core.contracts.http_route import HttpRoute
+from dynamo_http.half_closed import STATUS_LINE
+from dynamo_http.listener import Listener
 
 #: Bytes of an answer that fills the buffers of a connection.
 LARGE = 8 << 20

@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 
 import aiohttp
 import pytest
-from dynamo_core.http.auth import ApiKeys, hash_of
-from dynamo_core.http.health import health_routes, metrics_route, system_routes
-from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.records import Instance
-from dynamo_core.settings import AuthSettings
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_http.auth import ApiKeys, hash_of
+from dynamo_http.health import health_routes, metrics_route, system_routes
+from dynamo_http.listener import Listener
+from dynamo_http.settings import AuthSettings
+from dynamo_telemetry.metrics import Metrics
 
 
 class Source:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from aiohttp import http_parser, web
-from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.errors import ConfigError, Problem
-from dynamo_core.http.connection import MAX_FIELD, MAX_HEADERS
-from dynamo_core.http.listener import Listener
+from dynamo_http.connection import MAX_FIELD, MAX_HEADERS
+from dynamo_http.listener import Listener
 
 WAIT = 5.0
 HEAD = b"POST /read HTTP/1.1\r\nHost: x\r\n"

@@ -24,7 +24,7 @@ from dynamo_core.errors import (
     WorkerOverloaded,
     problem_of,
 )
-from dynamo_core.http.errors import error_body, error_response
+from dynamo_http.errors import error_body, error_response
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.errors import ConfigError, InvalidArgument, Problem, Unknown
-from dynamo_core.http.connection_limiter import ConnectionLimiter
-from dynamo_core.http.listener import Listener
+from dynamo_http.connection_limiter import ConnectionLimiter
+from dynamo_http.listener import Listener
 from yarl import URL
 
 MEGABYTE = 1024 * 1024

@@ -10,8 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute
-from dynamo_core.http.listener import Listener
+from dynamo_core.contracts.http_route import HttpRoute
+from dynamo_http.listener import Listener
 
 REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
 

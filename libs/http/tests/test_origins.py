@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute
-from dynamo_core.http.auth import AdminToken, Operators
-from dynamo_core.http.listener import Listener
-from dynamo_core.http.origins import is_on_this_host
+from dynamo_core.contracts.http_route import HttpRoute
+from dynamo_http.auth import AdminToken, Operators
+from dynamo_http.listener import Listener
+from dynamo_http.origins import is_on_this_host
 
 TOKEN = "a-token-that-is-long-enough"
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from dynamo_core.contracts.frontend import HttpRoute
-from dynamo_core.http import body_budget, packed
-from dynamo_core.http.auth import AdminToken
-from dynamo_core.http.listener import Listener
+from dynamo_core.contracts.http_route import HttpRoute
+from dynamo_http import body_budget, packed
+from dynamo_http.auth import AdminToken
+from dynamo_http.listener import Listener
 
 WAIT = 10.0
 LIMIT = 1 << 20

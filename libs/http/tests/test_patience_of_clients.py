@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from dynamo_core.contracts.frontend import PRINCIPAL, principal_of
 from dynamo_core.contracts.principal import Principal
+from dynamo_http.request import PRINCIPAL, principal_of
 
 
 def told(**headers: str) -> Principal:

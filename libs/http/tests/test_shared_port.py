@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 from dynamo_core.errors import ConfigError
-from dynamo_core.http.binding import SharedPort
+from dynamo_http.binding import SharedPort
 
 
 def server(port: int, *, share: bool, host: str = "127.0.0.1") -> socket.socket:

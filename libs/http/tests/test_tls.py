@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from dynamo_core.certificates import ClientTls, ServerTls, client_context, expiry_remark, server_context
-from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.errors import ConfigError
-from dynamo_core.http.listener import Listener
+from dynamo_http.listener import Listener
 from pydantic import ValidationError
 
 REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

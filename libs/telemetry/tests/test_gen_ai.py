@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from dynamo_core.telemetry import gen_ai_attributes
+from dynamo_telemetry import gen_ai_attributes
 
 
 @pytest.mark.parametrize(

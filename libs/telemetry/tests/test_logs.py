@@ -11,11 +11,10 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+from dynamo_core import tracing
 from dynamo_core.errors import ConfigError
-from dynamo_core.protocol.records import RequestRecord
-from dynamo_core.telemetry import logs, tracing
-from dynamo_core.telemetry.access_log import AccessLog
-from dynamo_core.telemetry.tracing import TraceContext
+from dynamo_core.tracing import TraceContext
+from dynamo_telemetry import logs
 
 log = logging.getLogger("dynamo_core.tests")
 
@@ -275,59 +274,3 @@ def read_all(descriptor: int) -> None:
     with os.fdopen(descriptor, "rb") as pipe:
         while pipe.read(65536):
             pass
-
-
-def record_of(chat: dict[str, Any], **fields: Any) -> RequestRecord:
-    return RequestRecord(
-        request_id="r-1",
-        **chat,
-        prompt_tokens=3,
-        output_tokens=4,
-        duration=1.5,
-        time_to_first_token=0.25,
-        instance_id=0xAB,
-        trace_id="a" * 32,
-        span_id="b" * 16,
-        **fields,
-    )
-
-
-def test_the_access_log_names_key_and_tenant_and_never_user_or_session(chat: dict[str, Any]) -> None:
-    stream = io.StringIO()
-    logs.configure_logging("info", json=True, stream=stream)
-
-    AccessLog().dynamo_request_finished(record_of(chat, key_id="k", tenant="blue", user="mallory", session="dark-room"))
-
-    (row,) = rows(stream)
-    assert (row["key_id"], row["tenant"]) == ("k", "blue")
-    assert "mallory" not in stream.getvalue()
-    assert "dark-room" not in stream.getvalue()
-
-
-def test_the_access_log_writes_one_line_per_request(chat: dict[str, Any]) -> None:
-    stream = io.StringIO()
-    logs.configure_logging("info", json=True, stream=stream)
-
-    AccessLog().dynamo_request_finished(record_of(chat))
-
-    (row,) = rows(stream)
-    del row["time"]
-    assert row == {
-        "level": "info",
-        "target": "dynamo.access",
-        "message": "request finished",
-        "model": "m",
-        "endpoint": "chat_completions",
-        "type": "stream",
-        "status": "success",
-        "http_status": 200,
-        "prompt_tokens": 3,
-        "output_tokens": 4,
-        "duration_ms": 1500.0,
-        "ttft_ms": 250.0,
-        "finish_reason": "stop",
-        "instance_id": "00000000000000ab",
-        "request_id": "r-1",
-        "trace_id": "a" * 32,
-        "span_id": "b" * 16,
-    }

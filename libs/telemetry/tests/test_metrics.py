@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.telemetry import metrics as metrics_module
-from dynamo_core.telemetry.metrics import Histogram, Metrics
-from dynamo_core.worker.metrics import WorkerMetrics
+from dynamo_runtime.worker.metrics import WorkerMetrics
+from dynamo_telemetry import metrics as metrics_module
+from dynamo_telemetry.metrics import Histogram, Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, generate_latest

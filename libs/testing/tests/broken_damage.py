@@ -11,10 +11,10 @@ from typing import ClassVar
 
 import pytest
 from dynamo_core.protocol import Instance
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.faults import FaultProxy, Raw
 from dynamo_testing.transport.damage import TEXT, DamageChecks, Damaged, speak
 

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 import pytest
 from dynamo_core import MAX_VALUE, Lease, PluginConfig, TaskSet, WatchEvent, WatchKind
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_telemetry import Metrics
 from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 
 

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 from dynamo_core import Discovery, Lease, PluginConfig, Publisher
 from dynamo_core.protocol import EVENT_SOURCES, EventSource
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_inproc.events import InprocEvents
+from dynamo_telemetry import Metrics
 from dynamo_testing.events_kit import EventPlanes, EventsKit
 
 Event = tuple[int, int, bytes]

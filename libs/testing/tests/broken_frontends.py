@@ -23,10 +23,10 @@ from dynamo_core import (
     ServedModel,
     Tokenizer,
     TokenStream,
-    principal_of,
 )
 from dynamo_core.errors import ModelNotFound
 from dynamo_core.protocol import Unreadable, read
+from dynamo_http import principal_of
 from dynamo_testing.frontend_kit import Asked, FrontendFactory, FrontendKit
 from dynamo_text import ByteTokenizer, load_tokenizer
 

@@ -12,10 +12,10 @@ from typing import Any, ClassVar
 import pytest
 from dynamo_core import Endpoint, Handler, Served, ServedContext, Transport
 from dynamo_core.protocol import Instance
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.faults import Direction, FaultProxy, HalfOpen, Raw
 from dynamo_testing.transport.hanging import HangChecks
 from dynamo_testing.transport_kit import Planes

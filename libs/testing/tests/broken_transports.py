@@ -31,8 +31,8 @@ from dynamo_core import (
 )
 from dynamo_core.errors import Disconnected, InvalidArgument, StreamIncomplete, Unknown
 from dynamo_core.protocol import Annotated, Instance
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.transport.contexts import ContextChecks
 from dynamo_testing.transport.endings import EndChecks
 from dynamo_testing.transport.errors import ErrorChecks

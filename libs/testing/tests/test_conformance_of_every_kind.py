@@ -84,7 +84,7 @@ def conformance(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """The command, run in a folder whose own settings of pytest must not matter."""
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     return subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", "conformance", *words],
+        [sys.executable, "-m", "dynamo_runtime.cli.main", "conformance", *words],
         cwd=folder,
         env=os.environ | {"PYTEST_ADDOPTS": "--no-such-option"},
         capture_output=True,

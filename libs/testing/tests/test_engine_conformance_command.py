@@ -15,7 +15,7 @@ import pytest
 
 RUN = """
 import sys
-from dynamo_core.cli.main import main
+from dynamo_runtime.cli.main import main
 try:
     main()
 finally:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dynamo_core import DynamoError, MetricsScope
 from dynamo_core.errors import CannotConnect
-from dynamo_core.telemetry import Metrics
+from dynamo_telemetry import Metrics
 from dynamo_testing.transport.harness import Recorder
 from dynamo_wire.brokered.addresses import Addresses
 from dynamo_wire.brokered.broker import Broker, Listening, OutboundMessage, Session

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 from dynamo_core import PluginConfig
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_telemetry import Metrics
 from dynamo_testing.events_kit import EventPlanes, EventsKit
 from dynamo_testing.transport_kit import Planes, TransportKit
 from dynamo_wire.brokered.broker import OutboundMessage

@@ -23,8 +23,8 @@ from dynamo_core.errors import (
 )
 from dynamo_core.protocol import Instance
 from dynamo_core.protocol.output import merge_outputs
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_telemetry import Metrics
 from dynamo_testing.transport.handlers import close_calls_that_do_not_end
 from dynamo_wire import calls, liveness
 from dynamo_wire.brokered.addresses import Addresses, is_link, word

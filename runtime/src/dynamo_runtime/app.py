@@ -10,23 +10,24 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
-from dynamo_core import garbage
 from dynamo_core.errors import ConfigError, DynamoError
-from dynamo_core.http.binding import SharedPort
-from dynamo_core.runtime.application import Application
-from dynamo_core.runtime.control import ParentPipe, supervised
-from dynamo_core.runtime.plane import Plane
-from dynamo_core.runtime.reload import OneReload, Reload, Reloader
-from dynamo_core.runtime.reload_triggers import ReloadTriggers, has_terminal
-from dynamo_core.runtime.resolve import Resolved
-from dynamo_core.runtime.roles import Hosted, Role, role_for, role_of
-from dynamo_core.runtime.signals import Signals, end_with
-from dynamo_core.runtime.supervised_reload import ChildReload, SupervisedReload, answer_reloads
-from dynamo_core.runtime.supervisor import Supervisor, parts_of, serve_command
-from dynamo_core.settings import LoadedSettings
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry import logs
-from dynamo_core.telemetry.export import configure_export, shutdown_export
+from dynamo_http.binding import SharedPort
+from dynamo_telemetry import logs
+
+from dynamo_runtime import garbage
+from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.reload import OneReload, Reload, Reloader
+from dynamo_runtime.assembly.resolve import Resolved
+from dynamo_runtime.assembly.roles import Hosted, Role, role_for, role_of
+from dynamo_runtime.processes.control import ParentPipe, supervised
+from dynamo_runtime.processes.reload_triggers import ReloadTriggers, has_terminal
+from dynamo_runtime.processes.signals import Signals, end_with
+from dynamo_runtime.processes.supervised_reload import ChildReload, SupervisedReload, answer_reloads
+from dynamo_runtime.processes.supervisor import Supervisor, parts_of, serve_command
+from dynamo_runtime.settings import LoadedSettings
+from dynamo_runtime.telemetry.export import configure_export, shutdown_export
 
 log = logging.getLogger(__name__)
 

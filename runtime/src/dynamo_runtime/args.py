@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
+from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine, RuntimeOptions, WorkerConfig
+from dynamo_core.errors import ConfigError
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine, RuntimeOptions, WorkerConfig
-from dynamo_core.errors import ConfigError
-from dynamo_core.runtime.standalone import PLANES, load_standalone, worker_word
-from dynamo_core.runtime.worker_process import worker_config
-from dynamo_core.settings import FLAGS, LoadedSettings, Settings
-from dynamo_core.settings.shape import REQUIRED, shape_of
-from dynamo_core.settings.sources import option_layer
-from dynamo_core.settings.tree import Table
+from dynamo_runtime.assembly.worker_process import worker_config
+from dynamo_runtime.settings import FLAGS, LoadedSettings, Settings
+from dynamo_runtime.settings.shape import REQUIRED, shape_of
+from dynamo_runtime.settings.sources import option_layer
+from dynamo_runtime.settings.tree import Table
+from dynamo_runtime.standalone import PLANES, load_standalone, worker_word
 
 EngineT = TypeVar("EngineT", bound=LLMEngine)
 
@@ -147,9 +147,15 @@ class CommonArgs:
 def from_args(
     engine_class: type[EngineT], argv: Sequence[str] | None = None, *, env: Mapping[str, str] | None = None
 ) -> tuple[EngineT, WorkerConfig]:
-    """An engine made as a command line says, and its worker; see `LLMEngine.from_args`.
+    """The engine and its worker as a command line describes them; None means that of this process.
 
-    The keys of the engine have the precedence of all settings: flags, ``--set``, the environment, the config file.
+    The flags are those of `CommonArgs`, and one for every field of `Config`. The keys of the engine have the precedence
+    of all settings: flags, ``--set``, the environment, the config file.
+
+    Raises:
+        ConfigError: a flag, a variable or the config file is wrong.
+        BackendError.InvalidArgument: there is no such disaggregation mode.
+        SystemExit: help was asked for, or a flag is not known.
     """
     name = engine_class.NAME or worker_word(engine_class.__name__)
     parser = parser_for(engine_class)

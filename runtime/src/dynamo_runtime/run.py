@@ -9,23 +9,25 @@ import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike, fspath
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 from dynamo_core.contracts.boundary import location, type_name
 from dynamo_core.contracts.bridge import EngineLike, as_engine
-from dynamo_core.contracts.engine import WorkerConfig
+from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
 from dynamo_core.errors import ConfigError, DynamoError, InvalidArgument
-from dynamo_core.runtime.app import FAILED, serve
-from dynamo_core.runtime.roles import Hosted
-from dynamo_core.runtime.standalone import layer_of, load_standalone, worker_word
-from dynamo_core.runtime.supervisor import MISCONFIGURED
-from dynamo_core.runtime.worker_process import COMMON_LABELS
+
+from dynamo_runtime.app import FAILED, serve
+from dynamo_runtime.args import from_args
+from dynamo_runtime.assembly.roles import Hosted
+from dynamo_runtime.assembly.worker_process import COMMON_LABELS
+from dynamo_runtime.processes.supervisor import MISCONFIGURED
+from dynamo_runtime.standalone import layer_of, load_standalone, worker_word
 
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class HasFromArgs(Protocol):
-    """What `engine_main` needs of an engine's class."""
+    """A class of engines with a command line of its own."""
 
     def from_args(self, argv: Sequence[str] | None = None) -> Any:
         """An engine and its worker config, or something to await for them."""
@@ -71,21 +73,24 @@ def run(
     sys.exit(code)
 
 
-def engine_main(engine_class: HasFromArgs, argv: Sequence[str] | None = None) -> NoReturn:
+def engine_main(engine_class: type[LLMEngine] | HasFromArgs, argv: Sequence[str] | None = None) -> NoReturn:
     """The whole main of an engine: `from_args`, then `run`. What `from_args` refuses is one line on stderr.
+
+    A class may have a `from_args` of its own, which may be a coroutine and returns an engine and its `WorkerConfig`.
 
     Raises:
         SystemExit: always, with the codes of `run`.
     """
     try:
-        made = engine_class.from_args(argv)
+        own = getattr(engine_class, "from_args", None)
+        made = from_args(cast(type[LLMEngine], engine_class), argv) if own is None else own(argv)
         engine, config = _pair(engine_class, asyncio.run(_awaited(made)) if inspect.isawaitable(made) else made)
     except DynamoError as error:
         sys.exit(_refused(error))
     run(engine, config)
 
 
-def _pair(engine_class: HasFromArgs, made: Any) -> tuple[EngineLike, WorkerConfig]:
+def _pair(engine_class: object, made: Any) -> tuple[EngineLike, WorkerConfig]:
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], WorkerConfig):
         return made
     came = f"({', '.join(map(type_name, made))})" if isinstance(made, tuple) else type_name(made)

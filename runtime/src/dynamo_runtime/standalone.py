@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dynamo_core.contracts.engine import RuntimeOptions, WorkerConfig
-from dynamo_core.settings import LoadedSettings, load_settings
-from dynamo_core.settings.tree import Table, from_plain
+
+from dynamo_runtime.settings import LoadedSettings, load_settings
+from dynamo_runtime.settings.tree import Table, from_plain
 
 #: The origin of what no layer set.
 ORIGIN = "engine run alone"

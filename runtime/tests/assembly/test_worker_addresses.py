@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_core.runtime.worker_process import worker_config
-from dynamo_core.settings import WorkerSettings
+from dynamo_runtime.assembly.worker_process import worker_config
+from dynamo_runtime.settings import WorkerSettings
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import aiohttp
 import msgspec
 import pytest
 from dynamo_core.errors import CannotConnect, DynamoError, Unavailable
-from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.records import CORDONED, DRAINING, Instance, ModelCard, WorkerStateReport, WorkerStateRequest
-from dynamo_core.runtime.worker_routes import WorkerRoutes
+from dynamo_http.listener import Listener
+from dynamo_runtime.assembly.worker_routes import WorkerRoutes
 
 
 class Fleet:
@@ -183,7 +183,7 @@ async def test_nothing_is_said_of_workers_before_the_first_snapshot(routes: Aske
 async def test_a_change_that_the_store_has_not_told_yet_is_answered_all_the_same(
     routes: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.runtime.worker_routes.FOLLOW", 0.01)
+    monkeypatch.setattr("dynamo_runtime.assembly.worker_routes.FOLLOW", 0.01)
     routes.fleet.add(1, "gpu")
     routes.fleet.follows = False
 

@@ -8,7 +8,7 @@ from typing import Protocol, TypeAlias
 
 import pytest
 from click.testing import CliRunner, Result
-from dynamo_core.cli.main import cli
+from dynamo_runtime.cli.main import cli
 
 STAGES = """
 from dynamo_core import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from dynamo_core.cli.check import exposure
+from dynamo_runtime.cli.check import exposure
 
 RunCli = Callable[..., Result]
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 from click.testing import Result
-from dynamo_core.cli.main import COMMANDS, cli
+from dynamo_runtime.cli.main import COMMANDS, cli
 
 RunCli = Callable[..., Result]
 
@@ -25,7 +25,7 @@ class Site(Protocol):
 
 IMPORTED_BY_HELP = """
 import sys
-from dynamo_core.cli.main import main
+from dynamo_runtime.cli.main import main
 sys.argv = ["dynamo", {argument!r}]
 try:
     main()
@@ -56,10 +56,11 @@ def test_help_and_version_import_no_plugin_and_nothing_heavy(site: Site, argumen
     assert imported.isdisjoint(heavy)
     assert {name for name in imported if name.startswith("dynamo_")} == {
         "dynamo_core",
-        "dynamo_core.cli",
-        "dynamo_core.cli.lazy",
-        "dynamo_core.cli.main",
-        "dynamo_core.garbage",
+        "dynamo_runtime",
+        "dynamo_runtime.cli",
+        "dynamo_runtime.cli.lazy",
+        "dynamo_runtime.cli.main",
+        "dynamo_runtime.garbage",
         "dynamo_core.lazy",
     }
     assert "fake_extra" not in imported
@@ -156,7 +157,7 @@ def test_a_config_error_is_one_line_and_exit_code_2_in_a_real_process(tmp_path: 
     missing = tmp_path / "missing.yaml"
 
     done = subprocess.run(
-        [sys.executable, "-c", "from dynamo_core.cli.main import main; main()", "serve", str(missing)],
+        [sys.executable, "-c", "from dynamo_runtime.cli.main import main; main()", "serve", str(missing)],
         capture_output=True,
         text=True,
         timeout=30,
@@ -182,7 +183,7 @@ def test_an_error_that_is_no_config_error_is_not_hidden(
     def explode(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dynamo_core.settings.load_settings", explode)
+    monkeypatch.setattr("dynamo_runtime.settings.load_settings", explode)
 
     with pytest.raises(ZeroDivisionError):
         dynamo("check", config)

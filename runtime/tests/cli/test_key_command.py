@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import yaml
 from click.testing import Result
-from dynamo_core.http.auth import hash_of
-from dynamo_core.settings import AuthSettings
+from dynamo_http.auth import hash_of
+from dynamo_http.settings import AuthSettings
 
 RunCli = Callable[..., Result]
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import pytest
 from click.testing import Result
-from dynamo_core.cli.new import TEMPLATES, render
 from dynamo_core.plugins.loader import CONTRACTS
+from dynamo_runtime.cli.new import TEMPLATES, render
 
 RunCli = Callable[..., Result]
 

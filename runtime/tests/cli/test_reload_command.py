@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from dynamo_core.cli.main import cli
+from dynamo_runtime.cli.main import cli
 
 CHANGE = {"key": "router.temperature", "old": None, "new": 0.5, "origin": "dynamo.yaml:9", "live": True}
 REPORT: dict[str, Any] = {

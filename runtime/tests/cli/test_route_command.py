@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from dynamo_core.cli import route
-from dynamo_core.cli.main import cli
+from dynamo_runtime.cli import route
+from dynamo_runtime.cli.main import cli
 
 
 def run(*words: str) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 from click.testing import CliRunner
-from dynamo_core.cli.options import flag_options
-from dynamo_core.settings import load_settings
+from dynamo_runtime.cli.options import flag_options
+from dynamo_runtime.settings import load_settings
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from dynamo_core.cli.serve import command
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import FLAGS, LoadedSettings
+from dynamo_runtime.cli.serve import command
+from dynamo_runtime.settings import FLAGS, LoadedSettings
 
 RunCli = Callable[..., Result]
 
@@ -32,7 +32,7 @@ class Served:
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     served = Served()
-    monkeypatch.setattr("dynamo_core.runtime.app.serve", served)
+    monkeypatch.setattr("dynamo_runtime.app.serve", served)
     return served
 
 
@@ -85,7 +85,7 @@ def test_a_config_error_of_the_runtime_is_one_line(
     def refuse(loaded: LoadedSettings, **role: object) -> int:
         raise ConfigError("frontend.port: 8000 is in use")
 
-    monkeypatch.setattr("dynamo_core.runtime.app.serve", refuse)
+    monkeypatch.setattr("dynamo_runtime.app.serve", refuse)
 
     result = dynamo("serve", config)
 

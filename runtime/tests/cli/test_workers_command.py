@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from dynamo_core.cli.admin_client import AdminClient
-from dynamo_core.cli.main import cli
 from dynamo_core.errors import ConfigError
+from dynamo_http.admin_client import AdminClient
+from dynamo_runtime.cli.main import cli
 
 Answers = list[tuple[int, Any] | ConfigError]
 
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answers], list[str]]:
             return answer
 
         monkeypatch.setattr(AdminClient, "ask", ask)
-        monkeypatch.setattr("dynamo_core.cli.workers.LOOK", 0.001)
+        monkeypatch.setattr("dynamo_runtime.cli.workers.LOOK", 0.001)
         return seen
 
     return answering

@@ -15,19 +15,19 @@ from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.router import PoolView, Route, Router, RoutingRequest, no_worker
 from dynamo_core.contracts.transport import Served, Transport
-from dynamo_core.dispatch.admission import NoAdmission
-from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
-from dynamo_core.dispatch.execution.response_stream import ResponseStream
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.pools.pool import Pool
-from dynamo_core.dispatch.pools.worker_group import RoutePlan, WorkerGroup
-from dynamo_core.dispatch.unread import UnreadAnswers
 from dynamo_core.errors import Disconnected, DynamoError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput, usage
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_runtime.dispatch.admission import NoAdmission
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_runtime.dispatch.execution.response_stream import ResponseStream
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_runtime.dispatch.pools.worker_group import RoutePlan, WorkerGroup
+from dynamo_runtime.dispatch.unread import UnreadAnswers
+from dynamo_telemetry.metrics import Metrics
 
 PROMPT = [900, 901, 902]
 

@@ -14,10 +14,10 @@ from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.thresholds import RankLoad
-from dynamo_core.dispatch.admission import AdmissionChain, NoAdmission
 from dynamo_core.errors import DynamoError, ServiceOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_runtime.dispatch.admission import AdmissionChain, NoAdmission
+from dynamo_telemetry.metrics import Metrics
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.thresholds import THRESHOLDS, RankLoad, Thresholds, check_changes
-from dynamo_core.dispatch.pools.thresholds import ThresholdBook
-from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_runtime.dispatch.pools.thresholds import ThresholdBook
+from dynamo_telemetry.metrics import Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,9 +10,9 @@ import pytest
 from dynamo_core.contracts.admission import Permit, SharedPermit
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.principal import Principal
-from dynamo_core.dispatch.execution.response_stream import ResponseStream
 from dynamo_core.errors import CannotConnect, ServiceOverloaded, WorkerOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
+from dynamo_runtime.dispatch.execution.response_stream import ResponseStream
 
 
 async def finish(stage: Any, stream: ResponseStream) -> list[int]:

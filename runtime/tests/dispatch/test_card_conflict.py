@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamo_core.dispatch.models.model import card_conflict
 from dynamo_core.kv.hashes import SCHEME
 from dynamo_core.protocol.records import ModelCard
+from dynamo_runtime.dispatch.models.model import card_conflict
 
 
 def card(**facts: Any) -> ModelCard:

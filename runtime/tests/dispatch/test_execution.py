@@ -13,15 +13,15 @@ from dynamo_core.contracts.call import GENERATE
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.execution.execution import Deadlines, ExecutionState, RequestExecution, RequestTimeouts
-from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
-from dynamo_core.dispatch.pools.worker_group import RoutePlan
 from dynamo_core.errors import Cancelled, DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
+from dynamo_runtime.dispatch.execution.execution import Deadlines, ExecutionState, RequestExecution, RequestTimeouts
+from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
+from dynamo_runtime.dispatch.pools.worker_group import RoutePlan
 
 
 class CountedPermit(Permit):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 from dynamo_core import PreprocessedRequest, Principal, RoutingHints
-from dynamo_core.dispatch.execution.pipeline import with_identity
+from dynamo_runtime.dispatch.execution.pipeline import with_identity
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import chunk, merge_outputs
+from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
 
 
 async def turns(count: int = 3) -> None:

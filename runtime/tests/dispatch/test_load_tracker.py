@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.protocol.events import PlacedLoad, PlacedLoads
 from dynamo_core.protocol.records import Instance
+from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
 from hypothesis import given
 from hypothesis import strategies as st
 

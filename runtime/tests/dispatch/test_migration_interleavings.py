@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from dynamo_core.dispatch.execution.execution import ExecutionState
 from dynamo_core.errors import (
     BackendError,
     CannotConnect,
@@ -21,6 +20,7 @@ from dynamo_core.errors import (
 )
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput, usage
+from dynamo_runtime.dispatch.execution.execution import ExecutionState
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (

@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from dynamo_core.dispatch.models.cache import ModelCache
 from dynamo_core.protocol.records import ModelFile
+from dynamo_runtime.dispatch.models.cache import ModelCache
 
 
 def described(data: bytes) -> ModelFile:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from dynamo_core.contracts.call import MODEL_FILE, ServedContext
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.models.cache import ModelCache
-from dynamo_core.dispatch.models.files import fetch_files
 from dynamo_core.errors import DynamoError, StreamIncomplete
 from dynamo_core.protocol.records import Instance, ModelCard, ModelFile, ModelFileChunk, ModelFileRequest
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.worker.model_files import ModelFiles
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.models.cache import ModelCache
+from dynamo_runtime.dispatch.models.files import fetch_files
+from dynamo_runtime.worker.model_files import ModelFiles
+from dynamo_telemetry.metrics import Metrics
 
 WORKER = Instance(instance_id=1)
 TEXT = b"0123456789" * 100_000

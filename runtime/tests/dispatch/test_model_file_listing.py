@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from dynamo_core.dispatch.models.files import MAX_FILE, MAX_FILES, MAX_NAME, check_listing
 from dynamo_core.errors import Unavailable
 from dynamo_core.protocol.records import ModelCard, ModelFile
+from dynamo_runtime.dispatch.models.files import MAX_FILE, MAX_FILES, MAX_NAME, check_listing
 
 SHA256 = "ab" * 32
 

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.load import listening, peer_load_sync, peer_loads
-from dynamo_core.dispatch.load.peer_load_sync import PeerLoadMessages, PeerLoadSync
-from dynamo_core.dispatch.load.peer_loads import EXPIRY
-from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.protocol.events import PLACED_LOADS
 from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_inproc.events import InprocEvents
+from dynamo_runtime.dispatch.load import listening, peer_load_sync, peer_loads
+from dynamo_runtime.dispatch.load.peer_load_sync import PeerLoadMessages, PeerLoadSync
+from dynamo_runtime.dispatch.load.peer_loads import EXPIRY
+from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
+from dynamo_telemetry.metrics import Metrics
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

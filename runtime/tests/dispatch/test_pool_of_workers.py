@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 from dynamo_core.contracts.router import no_worker
-from dynamo_core.dispatch.pools.pool import COOL_DOWN, FULL_TIME, Pool
 from dynamo_core.errors import ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import CORDONED, DRAINING, Instance, ModelCard
+from dynamo_runtime.dispatch.pools.pool import COOL_DOWN, FULL_TIME, Pool
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr("dynamo_core.dispatch.pools.pool.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("dynamo_runtime.dispatch.pools.pool.time.monotonic", lambda: now[0])
     return now
 
 

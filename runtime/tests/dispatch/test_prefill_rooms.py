@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.dispatch.execution.prefill import ROOMS, room
+from dynamo_runtime.dispatch.execution.prefill import ROOMS, room
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dynamo_core.dispatch.load.retry_after import LONGEST, SHORTEST, UNKNOWN, WINDOW, RetryAfterEstimator
+from dynamo_runtime.dispatch.load.retry_after import LONGEST, SHORTEST, UNKNOWN, WINDOW, RetryAfterEstimator
 
 
 class Bench:

@@ -11,7 +11,7 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import BackendError, CannotConnect, Disconnected, DynamoError, InvalidArgument, WorkerOverloaded
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.telemetry.tracing import TraceContext
+from dynamo_core.tracing import TraceContext
 from opentelemetry.trace import SpanKind, StatusCode
 
 Record = Callable[..., Any]
@@ -168,7 +168,7 @@ async def test_without_export_nothing_is_made(make_stage: MakeStage, monkeypatch
     def made(*_: Any, **__: Any) -> Any:
         raise AssertionError("a span")
 
-    monkeypatch.setattr("dynamo_core.telemetry.route_span.start_span", made)
+    monkeypatch.setattr("dynamo_runtime.telemetry.route_span.start_span", made)
     stage = make_stage()
     stage.ctx.metadata["traceparent"] = f"00-{'a' * 32}-{'b' * 16}-01"
     stream = await stage.generate()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dynamo_core.errors import CannotConnect, Disconnected, ResponseTimeout, Unavailable
 from dynamo_core.protocol.annotated import Annotated
-from dynamo_core.timeouts import StallTimeout, StallTimer
+from dynamo_runtime.dispatch.timeouts import StallTimeout, StallTimer
 from hypothesis import given
 from hypothesis import strategies as st
 

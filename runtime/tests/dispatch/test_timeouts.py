@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 import pytest
-from dynamo_core.timeouts import FixedTimeouts
+from dynamo_runtime.dispatch.timeouts import FixedTimeouts
 
 LONG = 60.0
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from dynamo_core import EngineContext, Principal
-from dynamo_core.dispatch.execution.response_stream import HIGH_WATER, ResponseStream
-from dynamo_core.dispatch.unread import size_of
 from dynamo_core.errors import Cancelled
 from dynamo_core.protocol.output import merge_outputs
+from dynamo_runtime.dispatch.execution.response_stream import HIGH_WATER, ResponseStream
+from dynamo_runtime.dispatch.unread import size_of
 from hypothesis import given
 from hypothesis import strategies as st
 

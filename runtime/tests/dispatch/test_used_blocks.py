@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 from dynamo_core.contracts.router import Route
-from dynamo_core.dispatch.load.peer_load_sync import PeerLoadMessages
-from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
-from dynamo_core.dispatch.load.used_blocks import SETTLE
 from dynamo_core.protocol.events import PlacedLoad, PlacedLoads
 from dynamo_core.protocol.records import Instance
+from dynamo_runtime.dispatch.load.peer_load_sync import PeerLoadMessages
+from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
+from dynamo_runtime.dispatch.load.used_blocks import SETTLE
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

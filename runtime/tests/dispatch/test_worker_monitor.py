@@ -12,11 +12,11 @@ from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.contracts.router import Route
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
-from dynamo_core.dispatch.load.monitor import EXPIRY, WorkerMonitor
-from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.protocol.events import ActiveLoad, PlacedLoad, PlacedLoads
 from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
+from dynamo_runtime.dispatch.load.monitor import EXPIRY, WorkerMonitor
+from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
+from dynamo_runtime.dispatch.pools.pool import Pool
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -261,7 +261,7 @@ def test_a_full_worker_may_be_asked_again_once_it_tells_of_its_load() -> None:
 async def test_it_goes_on_after_what_cannot_be_read_and_after_the_plane_broke(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dynamo_core.dispatch.load.listening.RETRY", 0.001)
+    monkeypatch.setattr("dynamo_runtime.dispatch.load.listening.RETRY", 0.001)
     watched = Watched(Thresholds(0.5))
     watched.monitor.start()
     try:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from dynamo_core.errors import ConfigError
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.runtime.resolve import resolve
-from dynamo_core.runtime.roles import role_of
-from dynamo_core.runtime.supervisor import parts_of
-from dynamo_core.settings import LoadedSettings, load_settings
+from dynamo_runtime.assembly.resolve import resolve
+from dynamo_runtime.assembly.roles import role_of
+from dynamo_runtime.processes.supervisor import parts_of
+from dynamo_runtime.settings import LoadedSettings, load_settings
 
 WORKERS = "workers: {mock: {model: {name: m}, engine: {use: mocker}, replicas: 2}}\n"
 ACROSS = "transport: {use: tcp}\ndiscovery: {use: file}\n"

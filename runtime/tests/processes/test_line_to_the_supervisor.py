@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import Disconnected, ResponseTimeout
-from dynamo_core.runtime.control import ANSWER, CUT, HURRY, QUESTION, READY, REASON, ChildLine, ParentPipe
+from dynamo_runtime.processes.control import ANSWER, CUT, HURRY, QUESTION, READY, REASON, ChildLine, ParentPipe
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -67,8 +67,8 @@ async def both(wishes: Wishes | None = None, **parent: Any) -> AsyncIterator[tup
 
 @pytest.fixture(autouse=True)
 def _no_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamo_core.runtime.control.give_up", lambda why: None)
-    monkeypatch.setattr("dynamo_core.runtime.control.ORPHAN_GRACE", 0.0)
+    monkeypatch.setattr("dynamo_runtime.processes.control.give_up", lambda why: None)
+    monkeypatch.setattr("dynamo_runtime.processes.control.ORPHAN_GRACE", 0.0)
 
 
 async def test_both_ends_ask_and_answer_at_once() -> None:

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from dynamo_core.runtime import reload_triggers as module
-from dynamo_core.runtime.reload import ReloadReport
-from dynamo_core.runtime.reload_triggers import ReloadTriggers
+from dynamo_runtime.assembly.reload import ReloadReport
+from dynamo_runtime.processes import reload_triggers as module
+from dynamo_runtime.processes.reload_triggers import ReloadTriggers
 
 
 class Reloads:

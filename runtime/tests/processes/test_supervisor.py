@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from dynamo_core.runtime import supervisor as module
-from dynamo_core.runtime.control import READY, VARIABLE
-from dynamo_core.runtime.supervisor import Part, Supervisor, serve_command
+from dynamo_runtime.processes import supervisor as module
+from dynamo_runtime.processes.control import READY, VARIABLE
+from dynamo_runtime.processes.supervisor import Part, Supervisor, serve_command
 
 #: A part as its supervisor sees it: it says that it serves, waits for its end, or exits.
 SERVE = f"import os; os.write(int(os.environ[{VARIABLE!r}]), {READY!r}); "

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from dynamo_core.runtime.watchdog import Watchdog, stacks
+from dynamo_runtime.processes.watchdog import Watchdog, stacks
 
 
 class Ends:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.settings import FLAGS, PROCESS_NAMES, config_schema, load_settings
-from dynamo_core.settings.model import LIVE_KEYS
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 from dynamo_plugin_admission_rate_limit.config import RateLimitConfig
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_router_kv.config import KvConfig
+from dynamo_runtime.settings import FLAGS, PROCESS_NAMES, config_schema, load_settings
+from dynamo_runtime.settings.model import LIVE_KEYS
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import load_settings
+from dynamo_runtime.settings import load_settings
 
 KEY = "dyn-this-is-a-key-and-not-a-hash"
 

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.plugin import Plugin
-from dynamo_core.settings import Change, LoadedSettings, changes, config_schema, load_settings
-from dynamo_core.settings.comparison import CONTENT
-from dynamo_core.settings.model import LIVE_KEYS, SWITCHES
+from dynamo_runtime.settings import Change, LoadedSettings, changes, config_schema, load_settings
+from dynamo_runtime.settings.comparison import CONTENT
+from dynamo_runtime.settings.model import LIVE_KEYS, SWITCHES
 from hypothesis import given
 from hypothesis import strategies as st
 

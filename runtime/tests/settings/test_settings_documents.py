@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.settings import load_settings
-from dynamo_core.settings.documents import parse_text, read_document
-from dynamo_core.settings.tree import Leaf, Table, find, leaves, to_plain
+from dynamo_runtime.settings import load_settings
+from dynamo_runtime.settings.documents import parse_text, read_document
+from dynamo_runtime.settings.tree import Leaf, Table, find, leaves, to_plain
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import LoadedSettings, PluginEntry, config_schema, load_settings, view_settings
-from dynamo_core.settings.entries import by_entry_name, settle
-from dynamo_core.settings.layers import check, fill, merge
-from dynamo_core.settings.shape import shape_of
-from dynamo_core.settings.tree import DEFAULT, Table, from_plain, to_plain
+from dynamo_runtime.settings import LoadedSettings, PluginEntry, config_schema, load_settings, view_settings
+from dynamo_runtime.settings.entries import by_entry_name, settle
+from dynamo_runtime.settings.layers import check, fill, merge
+from dynamo_runtime.settings.shape import shape_of
+from dynamo_runtime.settings.tree import DEFAULT, Table, from_plain, to_plain
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel

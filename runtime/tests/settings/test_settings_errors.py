@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import load_settings
+from dynamo_runtime.settings import load_settings
 
 ConfigFile = Callable[..., Path]
 

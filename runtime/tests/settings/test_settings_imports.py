@@ -8,7 +8,7 @@ import sys
 
 def test_the_flag_table_is_read_without_importing_anything_heavy() -> None:
     program = (
-        "import sys; from dynamo_core.settings import FLAGS; assert FLAGS;"
+        "import sys; from dynamo_runtime.settings import FLAGS; assert FLAGS;"
         "print(*{name.partition('.')[0] for name in sys.modules} & {'pydantic', 'pydantic_settings', 'yaml'})"
     )
 
@@ -18,7 +18,7 @@ def test_the_flag_table_is_read_without_importing_anything_heavy() -> None:
 
 
 def test_every_public_name_can_be_had() -> None:
-    import dynamo_core.settings as package
+    import dynamo_runtime.settings as package
 
     for name in package.__all__:
         assert getattr(package, name) is not None

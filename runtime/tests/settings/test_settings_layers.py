@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from dynamo_core.contracts.engine import DisaggregationMode
-from dynamo_core.settings import PROCESS_NAMES, load_settings
-from dynamo_core.settings.layers import merge
-from dynamo_core.settings.tree import Leaf, Table, find, from_plain, leaves
+from dynamo_runtime.settings import PROCESS_NAMES, load_settings
+from dynamo_runtime.settings.layers import merge
+from dynamo_runtime.settings.tree import Leaf, Table, find, from_plain, leaves
 from hypothesis import given
 from hypothesis import strategies as st
 

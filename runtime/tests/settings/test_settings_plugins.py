@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import LoadedSettings, load_settings
+from dynamo_runtime.settings import LoadedSettings, load_settings
 from pydantic import BaseModel, ConfigDict, Field
 
 ConfigFile = Callable[..., Path]

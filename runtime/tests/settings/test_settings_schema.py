@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.settings import config_schema
+from dynamo_runtime.settings import config_schema
 from pydantic import BaseModel, ConfigDict, Field
 
 

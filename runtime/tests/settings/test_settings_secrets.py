@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.config import PluginConfig, SettingsMismatch
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import load_settings, view_settings
+from dynamo_runtime.settings import load_settings, view_settings
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 ConfigFile = Callable[..., Path]

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import load_settings
-from dynamo_core.settings.model import WorkerSettings
+from dynamo_runtime.settings import load_settings
+from dynamo_runtime.settings.model import WorkerSettings
 
 GRACE = "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS"
 

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 from dynamo_core.contracts.config import PluginConfig, PluginRef
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import LoadedSettings, config_schema, load_settings, view_settings
+from dynamo_runtime.settings import LoadedSettings, config_schema, load_settings, view_settings
 from pydantic import Field
 
 ConfigFile = Callable[..., Path]

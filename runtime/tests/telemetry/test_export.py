@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 from dynamo_core.errors import ConfigError
-from dynamo_core.telemetry.export import configure_export, export_enabled, shutdown_export
-from dynamo_core.telemetry.spans import start_span
+from dynamo_core.spans import start_span
+from dynamo_runtime.telemetry.export import configure_export, export_enabled, shutdown_export
 
 
 @pytest.mark.parametrize("value", ["1", "true", "TRUE", " yes ", "on"])
@@ -77,7 +77,7 @@ def test_the_protocol_for_traces_goes_before_the_one_for_everything(monkeypatch:
 def test_without_the_exporter_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
 
-    with pytest.raises(ConfigError, match=r'OTEL_EXPORT_ENABLED.*not installed.*pip install "dynamo-core\[otlp\]"'):
+    with pytest.raises(ConfigError, match=r'OTEL_EXPORT_ENABLED.*not installed.*pip install "dynamo-runtime\[otlp\]"'):
         configure_export("x")
 
 
@@ -86,8 +86,8 @@ def test_ending_export_that_never_began_does_nothing() -> None:
 
 
 PROGRAM = """
-from dynamo_core.telemetry.export import configure_export, shutdown_export
-from dynamo_core.telemetry.spans import start_span
+from dynamo_runtime.telemetry.export import configure_export, shutdown_export
+from dynamo_core.spans import start_span
 
 assert configure_export("x")
 with start_span("a") as span:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from dynamo_core import tracing
 from dynamo_core.errors import CLIENT_CLOSED_REQUEST
 from dynamo_core.protocol.records import RequestRecord
-from dynamo_core.telemetry import tracing
-from dynamo_core.telemetry.inflight import Inflight, RequestTracker
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_runtime.telemetry.inflight import Inflight, RequestTracker
+from dynamo_telemetry.metrics import Metrics
 from opentelemetry.trace import SpanKind, StatusCode
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -9,14 +9,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from dynamo_core import tracing
 from dynamo_core.contracts.frontend import InflightRequest, RequestLog
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, problem_of
 from dynamo_core.protocol.records import RequestRecord
-from dynamo_core.telemetry import inflight, logs, tracing
-from dynamo_core.telemetry.inflight import Inflight, RequestTracker
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.telemetry.stages import BUCKETS
+from dynamo_runtime.telemetry import inflight
+from dynamo_runtime.telemetry.inflight import Inflight, RequestTracker
+from dynamo_runtime.telemetry.stages import BUCKETS
+from dynamo_telemetry import logs
+from dynamo_telemetry.metrics import Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families

@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from dynamo_core.telemetry.loop_lag import LoopLag
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_runtime.telemetry.loop_lag import LoopLag
+from dynamo_telemetry.metrics import Metrics
 
 
 async def until_fired(metrics: Metrics, times: int) -> None:

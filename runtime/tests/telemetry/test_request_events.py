@@ -15,10 +15,10 @@ from dynamo_core.contracts.request_events import (
     Subscription,
 )
 from dynamo_core.errors import BackendError, InvalidArgument, Unavailable
-from dynamo_core.telemetry import request_events
-from dynamo_core.telemetry.inflight import RequestTracker
-from dynamo_core.telemetry.metrics import Counter, Metrics
-from dynamo_core.telemetry.request_events import ExtensionRequestEvents, RequestEventHub
+from dynamo_runtime.telemetry import request_events
+from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_runtime.telemetry.request_events import ExtensionRequestEvents, RequestEventHub
+from dynamo_telemetry.metrics import Counter, Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -10,12 +10,11 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
-from dynamo_core import get_distributed_tracing_context, inject_trace_headers_into_map, start_span
+from dynamo_core import get_distributed_tracing_context, inject_trace_headers_into_map, start_span, tracing
 from dynamo_core.errors import BackendError
 from dynamo_core.protocol.request import TraceLink
-from dynamo_core.telemetry import tracing
-from dynamo_core.telemetry.spans import MAX_ERROR
-from dynamo_core.telemetry.tracing import TraceContext
+from dynamo_core.spans import MAX_ERROR
+from dynamo_core.tracing import TraceContext
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -321,9 +320,9 @@ def test_spans_of_opentelemetrys_own_api_are_part_of_the_tree(record: Record) ->
 def test_without_export_nothing_of_opentelemetry_is_imported() -> None:
     program = """
 import sys
-import dynamo_core.runtime.app, dynamo_core.worker.adapter, dynamo_core.telemetry.inflight
+import dynamo_runtime.app, dynamo_runtime.worker.adapter, dynamo_runtime.telemetry.inflight
 from dynamo_core import start_span
-from dynamo_core.telemetry.export import configure_export, shutdown_export
+from dynamo_runtime.telemetry.export import configure_export, shutdown_export
 assert configure_export("x") is False
 with start_span("a") as span:
     span.set_attribute("x", 1)

@@ -9,9 +9,9 @@ from typing import Any
 
 from dynamo_core import LLMEngineOutput, PreprocessedRequest, ServedContext, TraceLink, chunk, start_span
 from dynamo_core.errors import BackendError
-from dynamo_core.telemetry import export
-from dynamo_core.worker import generate_span
-from dynamo_core.worker.generate_span import GenerateSpan
+from dynamo_runtime.telemetry import export
+from dynamo_runtime.worker import generate_span
+from dynamo_runtime.worker.generate_span import GenerateSpan
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "telemetry.md").read_text()
 

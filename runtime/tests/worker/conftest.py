@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.worker.worker import Worker, WorkerLimits
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_runtime.worker.worker import Worker, WorkerLimits
+from dynamo_telemetry.metrics import Metrics
 
 
 class Ground:

@@ -25,13 +25,14 @@ from dynamo_core import (
     chunk,
     get_distributed_tracing_context,
     inject_trace_headers_into_map,
+    tracing,
 )
-from dynamo_core.telemetry import logs, tracing
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.telemetry.tracing import TraceContext
-from dynamo_core.worker.adapter import EngineAdapter
-from dynamo_core.worker.gate import CapacityGate
-from dynamo_core.worker.metrics import WorkerMetrics
+from dynamo_core.tracing import TraceContext
+from dynamo_runtime.worker.adapter import EngineAdapter
+from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.metrics import WorkerMetrics
+from dynamo_telemetry import logs
+from dynamo_telemetry.metrics import Metrics
 
 AGGREGATED, PREFILL, DECODE = DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL, DisaggregationMode.DECODE
 
@@ -379,7 +380,7 @@ class TestUnwatched:
     async def test_without_a_span_that_is_recorded_nothing_is_measured_per_item(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("dynamo_core.worker.adapter.GenerateSpan", None)
+        monkeypatch.setattr("dynamo_runtime.worker.adapter.GenerateSpan", None)
 
         assert len(await Bench(three).all()) == 4
 
@@ -387,7 +388,7 @@ class TestUnwatched:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("DYN_STREAM_VALIDATOR", "0")
-        monkeypatch.setattr("dynamo_core.worker.adapter.validated", None)
+        monkeypatch.setattr("dynamo_runtime.worker.adapter.validated", None)
 
         assert len(await Bench(three).all()) == 4
 

@@ -21,21 +21,22 @@ from dynamo_core import (
     Transport,
     WorkerConfig,
     chunk,
+    tracing,
 )
 from dynamo_core.contracts.call import GENERATE
-from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.errors import BackendUnknown, WorkerOverloaded
 from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry import logs, tracing
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.worker.adapter import EngineAdapter
-from dynamo_core.worker.card import make_instance
-from dynamo_core.worker.gate import CapacityGate
-from dynamo_core.worker.metrics import WorkerMetrics
 from dynamo_plugin_transport_inproc.transport import InprocTransport
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_runtime.worker.adapter import EngineAdapter
+from dynamo_runtime.worker.card import make_instance
+from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.metrics import WorkerMetrics
+from dynamo_telemetry import logs
+from dynamo_telemetry.metrics import Metrics
 
 ERRORS: list[type[DynamoError]] = [
     BackendError.InvalidArgument,

@@ -26,11 +26,11 @@ from dynamo_core import (
     start_span,
 )
 from dynamo_core.protocol.output import FinishReason
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.worker.adapter import EngineAdapter
-from dynamo_core.worker.gate import CapacityGate
-from dynamo_core.worker.generate_span import GenerateSpan, nearest_rank
-from dynamo_core.worker.metrics import WorkerMetrics
+from dynamo_runtime.worker.adapter import EngineAdapter
+from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.generate_span import GenerateSpan, nearest_rank
+from dynamo_runtime.worker.metrics import WorkerMetrics
+from dynamo_telemetry.metrics import Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.trace import SpanKind, StatusCode

@@ -26,7 +26,7 @@ from dynamo_core import (
 )
 from dynamo_core.contracts.boundary import EngineFiles
 from dynamo_core.contracts.call import GENERATE
-from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
 
 #: Seconds after which a test gives up on the warning.
 PATIENCE = 20.0
@@ -48,7 +48,7 @@ class Heard(logging.Handler):
 @pytest.fixture
 def heard() -> Iterator[Heard]:
     handler = Heard()
-    log = logging.getLogger("dynamo_core.worker.blocking")
+    log = logging.getLogger("dynamo_runtime.worker.blocking")
     log.addHandler(handler)
     Blocking.warned = handler.warned
     yield handler

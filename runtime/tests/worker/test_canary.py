@@ -14,14 +14,14 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.discovery import WatchKind
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
-from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.errors import BackendError, DynamoError, ResponseTimeout, StreamIncomplete, WorkerOverloaded
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
-from dynamo_core.worker.canary import Beats, Canary, HealthCheck, probe
-from dynamo_core.worker.probe import probe_request
-from dynamo_core.worker.worker import Worker, WorkerLimits
+from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.worker.canary import Beats, Canary, HealthCheck, probe
+from dynamo_runtime.worker.probe import probe_request
+from dynamo_runtime.worker.worker import Worker, WorkerLimits
 
 CHECK = HealthCheck(wait=0.04, timeout=0.05)
 #: For engines that answer: no machine is so busy that a probe takes longer.

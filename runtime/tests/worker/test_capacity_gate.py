@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from dynamo_core.errors import WorkerOverloaded
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.worker.gate import CapacityGate, Ticket
+from dynamo_runtime.worker.gate import CapacityGate, Ticket
+from dynamo_telemetry.metrics import Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import ModelText, ParserDelta, ReasoningParser, ToolCallParser, WorkerConfig
-from dynamo_core.worker.parser_choice import Candidates, choose_parsers, log_choice, model_text
+from dynamo_runtime.worker.parser_choice import Candidates, choose_parsers, log_choice, model_text
 
 
 class _Knowing(ToolCallParser):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest, WorkerConfig
 from dynamo_core.contracts.bridge import as_engine
-from dynamo_core.worker.worker import WorkerLimits, WorkerState
+from dynamo_runtime.worker.worker import WorkerLimits, WorkerState
 
 #: A worker that waited for late callers would sit here for as long as a test may take.
 PATIENT = WorkerLimits(grace_period=50, drain_timeout=50)

@@ -26,12 +26,12 @@ from dynamo_core.contracts.bridge import as_engine
 from dynamo_core.contracts.engine import EMBED, KvEventSource
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.request import EmbedRequest, ScoreRequest
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.worker.adapter import EngineAdapter
-from dynamo_core.worker.card import public_name
-from dynamo_core.worker.gate import CapacityGate
-from dynamo_core.worker.metrics import WorkerMetrics
-from dynamo_core.worker.validate import vocabulary_of
+from dynamo_runtime.worker.adapter import EngineAdapter
+from dynamo_runtime.worker.card import public_name
+from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.metrics import WorkerMetrics
+from dynamo_runtime.worker.validate import vocabulary_of
+from dynamo_telemetry.metrics import Metrics
 
 
 class Mine(LLMEngine):

@@ -11,8 +11,8 @@ from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.protocol.events import ActiveLoad
 from dynamo_core.tasks import TaskSet
-from dynamo_core.worker import publishers
-from dynamo_core.worker.publishers import EnginePublishers, LoadPublisher
+from dynamo_runtime.worker import publishers
+from dynamo_runtime.worker.publishers import EnginePublishers, LoadPublisher
 
 
 class Recorder(Publisher):

@@ -11,7 +11,7 @@ from dynamo_core.contracts.engine import EngineConfig, LLMEngine
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 

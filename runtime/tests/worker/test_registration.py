@@ -21,9 +21,9 @@ from dynamo_core.protocol.records import (
     WorkerStateReport,
     WorkerStateRequest,
 )
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.worker.gate import CapacityGate
-from dynamo_core.worker.registration import Registration
+from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.registration import Registration
+from dynamo_telemetry.metrics import Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 

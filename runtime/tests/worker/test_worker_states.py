@@ -13,12 +13,12 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.discovery import WatchKind
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
-from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.errors import BackendError, CannotConnect, ConfigError, InvalidArgument
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import CORDONED, WorkerStateRequest
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.worker.worker import Worker, WorkerLimits, WorkerState
+from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.worker.worker import Worker, WorkerLimits, WorkerState
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -282,7 +282,7 @@ async def test_an_engine_that_does_not_drain_is_cleaned_up_all_the_same(
             await super().drain()
             await asyncio.Event().wait()
 
-    monkeypatch.setattr("dynamo_core.worker.worker.MIN_DRAIN", 0.01)
+    monkeypatch.setattr("dynamo_runtime.worker.worker.MIN_DRAIN", 0.01)
     worker = ground.worker(Hanging, limits=WorkerLimits(grace_period=0, drain_timeout=0.01))
     await worker.start()
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from dynamo_core.errors import ConfigError, InvalidArgument
 from dynamo_core.protocol import UNREADABLE
-from dynamo_core.settings.documents import parse_text, read_document
+from dynamo_runtime.settings.documents import parse_text, read_document
 from dynamo_wire import encode as pack
 
 from tests.architecture.bad_bytes import msgpack_bodies, plain_bodies
@@ -266,10 +266,10 @@ async def events_of_slots() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_core.settings.documents:parse_text yaml.SafeLoader",
-    "dynamo_core.settings.documents:_read_json json.loads",
-    "dynamo_core.settings.documents:_read_node yaml.SafeLoader",
-    "dynamo_core.settings.documents:_read_toml tomllib.loads",
+    "dynamo_runtime.settings.documents:parse_text yaml.SafeLoader",
+    "dynamo_runtime.settings.documents:_read_json json.loads",
+    "dynamo_runtime.settings.documents:_read_node yaml.SafeLoader",
+    "dynamo_runtime.settings.documents:_read_toml tomllib.loads",
     bodies=plain_bodies,
     good=[b"# nothing"],
     raises=[ConfigError],
@@ -291,12 +291,12 @@ async def config_files() -> AsyncGenerator[Feed, None]:
 
 @reader(
     "dynamo_testing.command:_prefill_result msgspec.json.Decoder",
-    "dynamo_core.cli.route:_messages reading.read_json",
+    "dynamo_runtime.cli.route:_messages reading.read_json",
     good=[b'{"disaggregated_params": {}}'],
     raises=[ConfigError],
 )
 async def arguments() -> AsyncGenerator[Feed, None]:
-    from dynamo_core.cli.route import _messages
+    from dynamo_runtime.cli.route import _messages
     from dynamo_testing.command import _prefill_result
 
     def feed(data: bytes) -> None:
@@ -308,9 +308,9 @@ async def arguments() -> AsyncGenerator[Feed, None]:
     yield feed
 
 
-@reader("dynamo_core.cli.admin_client:AdminClient.ask reading.read_json", good=[b"{}"], raises=[ConfigError])
+@reader("dynamo_http.admin_client:AdminClient.ask reading.read_json", good=[b"{}"], raises=[ConfigError])
 async def answers_to_operators() -> AsyncGenerator[Feed, None]:
-    from dynamo_core.cli.admin_client import AdminClient
+    from dynamo_http.admin_client import AdminClient
 
     async with says() as (url, say):
 

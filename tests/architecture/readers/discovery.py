@@ -7,15 +7,15 @@ from contextlib import suppress
 from typing import Any, cast
 
 from dynamo_core import PREFILL_TOKENS, PluginConfig, Thresholds, WatchEvent, WatchKind
-from dynamo_core.dispatch.models.models import Models
-from dynamo_core.dispatch.peer_calls import PeerCalls
-from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol import EventSource, FrontendRecord, Instance, ModelCard
 from dynamo_core.protocol.records import CARDS, FRONTENDS, INSTANCES, RuntimeConfig
-from dynamo_core.telemetry import Metrics
 from dynamo_leases import Fanout
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_runtime.dispatch.models.models import Models
+from dynamo_runtime.dispatch.peer_calls import PeerCalls
+from dynamo_runtime.dispatch.pools.thresholds import ThresholdBook
+from dynamo_telemetry import Metrics
 
 from tests.architecture.bad_bytes import json_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json
@@ -71,7 +71,7 @@ async def frontends() -> AsyncGenerator[Feed, None]:
     assert FRONTEND in calls.frontends()
 
 
-@reader("dynamo_core.dispatch.pools.thresholds:_decoder msgspec.json.Decoder", good=[b"7"])
+@reader("dynamo_runtime.dispatch.pools.thresholds:_decoder msgspec.json.Decoder", good=[b"7"])
 async def thresholds() -> AsyncGenerator[Feed, None]:
     book = ThresholdBook(
         cast(Any, None), "dynamo", common=Thresholds(), models={}, armed=True, changed=lambda model: None

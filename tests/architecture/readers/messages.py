@@ -7,16 +7,16 @@ from typing import Any, cast
 from unittest.mock import AsyncMock
 
 from dynamo_core import ActiveLoad, KvBlock, KvEvent, KvStored, PluginConfig, RouterEvent
-from dynamo_core.dispatch.load.monitor import WorkerMonitor
-from dynamo_core.dispatch.load.peer_load_sync import PeerLoadMessages
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.peer_calls import PeerCalls
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import FrontendRecord, Unreadable
 from dynamo_core.protocol.events import PlacedLoad, PlacedLoads
 from dynamo_core.protocol.records import PeerRequest
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_runtime.dispatch.load.monitor import WorkerMonitor
+from dynamo_runtime.dispatch.load.peer_load_sync import PeerLoadMessages
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.peer_calls import PeerCalls
+from dynamo_telemetry import Metrics
 from dynamo_testing.router.harness import Fleet
 from dynamo_wire import encode as pack
 
@@ -27,7 +27,7 @@ LOADS = pack([ActiveLoad(worker_id=1, active_decode_blocks=3)])
 
 
 @reader(
-    "dynamo_core.dispatch.load.monitor:_decoder msgspec.msgpack.Decoder",
+    "dynamo_runtime.dispatch.load.monitor:_decoder msgspec.msgpack.Decoder",
     bodies=msgpack_bodies,
     good=[LOADS],
     raises=[Unreadable],
@@ -42,7 +42,7 @@ PLACED = pack(PlacedLoads(5, 2**62, True, [PlacedLoad(1, 0, 2, 3, 4)]))
 
 
 @reader(
-    "dynamo_core.dispatch.load.peer_load_sync:_decoder msgspec.msgpack.Decoder",
+    "dynamo_runtime.dispatch.load.peer_load_sync:_decoder msgspec.msgpack.Decoder",
     bodies=msgpack_bodies,
     good=[PLACED],
     raises=[Unreadable],
@@ -55,7 +55,7 @@ async def placed_loads() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_core.dispatch.peer_calls:_decoder msgspec.msgpack.Decoder",
+    "dynamo_runtime.dispatch.peer_calls:_decoder msgspec.msgpack.Decoder",
     bodies=msgpack_bodies,
     good=[pack({"a": [1, None, b"x"]})],
     raises=[InvalidArgument],

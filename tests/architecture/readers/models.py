@@ -12,7 +12,7 @@ import msgspec
 from dynamo_core import MODEL_CONFIG, TOKENIZER, BackendError, KvEvent, KvStored, PrefillResult, PreprocessedRequest
 from dynamo_core.errors import ConfigError, InvalidArgument, Unknown
 from dynamo_core.protocol import UNREADABLE, ModelCard
-from dynamo_core.worker.probe import probe_request
+from dynamo_runtime.worker.probe import probe_request
 from dynamo_testing.tiny_model import make_tokenizer_folder
 from dynamo_text import CallArray
 from dynamo_text.hf import HFTokenizer
@@ -76,9 +76,9 @@ async def generation_settings() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_core.worker.probe:probe_request reading.read_json",
-    "dynamo_core.worker.probe:probe_request msgspec.convert",
-    "dynamo_core.worker.probe:_first_token reading.read_json",
+    "dynamo_runtime.worker.probe:probe_request reading.read_json",
+    "dynamo_runtime.worker.probe:probe_request msgspec.convert",
+    "dynamo_runtime.worker.probe:_first_token reading.read_json",
     bodies=plain_bodies,
     good=[b'{"token_ids": [1]}'],
 )
@@ -137,9 +137,9 @@ async def values_of_tagged_calls() -> AsyncGenerator[Feed, None]:
     ],
 )
 async def described_formats() -> AsyncGenerator[Feed, None]:
-    from dynamo_core.worker.parser_choice import model_text
     from dynamo_plugin_parsers_standard.regions import TemplateReasoningParser
     from dynamo_plugin_parsers_standard.response_template import TemplateParser
+    from dynamo_runtime.worker.parser_choice import model_text
 
     found: list[Any] = []
 

@@ -22,7 +22,7 @@ from dynamo_core.errors import BackendUnknown
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 
 #: Modules that hold no code of an engine.
-_FRAMEWORK_MODULES = ("dynamo_core", "builtins", "abc", "typing")
+_FRAMEWORK_MODULES = ("dynamo_core", "dynamo_runtime", "builtins", "abc", "typing")
 #: Functions that run an event loop. A loop that is not written in Python has no frame but that of its runner.
 _LOOPS = frozenset({asyncio.Runner.run.__code__, asyncio.BaseEventLoop.run_forever.__code__})
 

@@ -12,8 +12,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import Any, Self
+from typing import Any
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext, GenerateContext
@@ -185,22 +184,6 @@ class LLMEngine(Plugin, ABC):
     def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
         self.config = config
         self.worker = worker
-
-    @classmethod
-    def from_args(cls, argv: Sequence[str] | None = None) -> tuple[Self, WorkerConfig]:
-        """The engine and its worker as a command line describes them; None means that of this process.
-
-        A convenience beside the contract: nothing in the framework calls it, and an engine may have another or none.
-        The flags are those of `dynamo_core.CommonArgs`, and one for every field of `Config`.
-
-        Raises:
-            ConfigError: a flag, a variable or the config file is wrong.
-            BackendError.InvalidArgument: there is no such disaggregation mode.
-            SystemExit: help was asked for, or a flag is not known.
-        """
-        # By its public name: a contract does not import settings and command lines.
-        made: tuple[Self, WorkerConfig] = import_module("dynamo_core").from_args(cls, argv)
-        return made
 
     @abstractmethod
     async def start(self, worker_id: int) -> EngineConfig:

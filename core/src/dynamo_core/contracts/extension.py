@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
-from dynamo_core.contracts.frontend import HttpRoute, ModelDirectory, OperatorCheck
+from dynamo_core.contracts.frontend import ModelDirectory
+from dynamo_core.contracts.http_route import HttpRoute, OperatorCheck
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.peers import FrontendPeers
 from dynamo_core.contracts.plugin import FRONTEND_ROLE, Plugin

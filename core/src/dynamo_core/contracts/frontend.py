@@ -1,23 +1,17 @@
-"""The frontend: an API for clients, as routes on a listener of core."""
+"""The frontend: an API for clients, as routes on a listener."""
 
 from __future__ import annotations
 
-import asyncio
-import enum
-import math
-import re
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
-
-from aiohttp import web
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from dynamo_core.contracts.admission import Permit
-from dynamo_core.contracts.client_headers import CLIENT_HEADERS
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.explain import RouteView
+from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.contracts.plugin import Plugin
@@ -26,111 +20,10 @@ from dynamo_core.contracts.response_store import ResponseStore
 from dynamo_core.contracts.thresholds import ThresholdControl
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import DynamoError, Problem, problem_of
-from dynamo_core.protocol.ids import client_request_id, new_request_id
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 from dynamo_core.resources import AsyncResource
-
-HttpHandler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-#: Whose request this is; None if that is not known.
-OperatorCheck: TypeAlias = Callable[[web.Request], str | None]
-
-#: The key under which the listener stores the principal of a request.
-PRINCIPAL = web.RequestKey("dynamo.principal", Principal)
-_REQUEST_ID = web.RequestKey("dynamo.request_id", str)
-#: Seconds that the client waits for the whole answer, or for its next bytes; and the number of its earlier attempts.
-_TIMEOUT, _READ_TIMEOUT, _RETRIES = "x-stainless-timeout", "x-stainless-read-timeout", "x-stainless-retry-count"
-
-
-_VARIABLE = re.compile(r"\{(\w+)(?::[^}]*)?\}")
-
-
-def principal_of(http: web.Request) -> Principal:
-    """The principal, as the listener found it before it called the handler; anonymous where no keys are configured.
-
-    A frontend passes it to the model, and treats a model that it does not allow as one that does not exist. `deadline`
-    and `retries` hold the timeout and the number of earlier attempts that clients such as the official SDKs send;
-    `session` and `headers` what the headers say that the settings name.
-
-    Raises:
-        InvalidArgument: one of those headers holds what cannot be passed on.
-    """
-    principal: Principal = http.get(PRINCIPAL, ANONYMOUS)
-    headers = http.headers
-    named = http.get(CLIENT_HEADERS)
-    if named is not None:
-        principal = named.of(http, principal)
-    seconds = _number(headers.get(_TIMEOUT) or headers.get(_READ_TIMEOUT))
-    retries = int(_number(headers.get(_RETRIES)) or 0)
-    if seconds is not None:
-        principal = replace(principal, deadline=asyncio.get_running_loop().time() + seconds)
-    return replace(principal, retries=retries) if retries else principal
-
-
-def request_id_of(http: web.BaseRequest) -> str:
-    """The ``x-request-id`` of the answer: the client's own id of the request, else one of ours.
-
-    The listener writes it; a handler that writes its answer past aiohttp has to do so itself.
-    """
-    known: str | None = http.get(_REQUEST_ID)
-    if known is None:
-        known = http[_REQUEST_ID] = client_request_id(http.headers.get("x-request-id")) or new_request_id()
-    return known
-
-
-def set_request_id(http: web.BaseRequest, request_id: str) -> None:
-    """Sets the id that core counts the request under. The answer carries it unless the client sent an id of its own."""
-    http[_REQUEST_ID] = client_request_id(http.headers.get("x-request-id")) or request_id
-
-
-def _number(value: str | None) -> float | None:
-    """The value of a header, if it is a number from 0 on."""
-    try:
-        number = float(value or "")
-    except ValueError:
-        return None
-    return number if 0.0 <= number < math.inf else None
-
-
-class ListenerName(enum.StrEnum):
-    """The listener of a route: the public one, or the one for operators."""
-
-    PUBLIC = "public"
-    ADMIN = "admin"
-
-
-#: Words an error in the body of an API.
-ErrorResponse: TypeAlias = Callable[[Problem], web.Response]
-
-
-@dataclass(frozen=True, slots=True)
-class HttpRoute:
-    """A route that a plugin contributes. `summary` is one line for the route list.
-
-    The handler reads a body with `read`, `text` or `json` of the request, which unpack what the client has packed.
-
-    `respond_error` words the answers of the listener in place of the handler: to a caller that may not call it, and to
-    an error that it raises. Without it core words them. A route with `before_ready` is served while the process still
-    starts; other routes answer 503 then. Unless a route is `guarded`, callers need not show the key or the token of its
-    listener: its handler checks who calls. An operators' route that `acts` changes something for all clients: where no
-    token is configured, it serves callers on this host only, and no pages of a browser.
-    """
-
-    method: str
-    path: str
-    handler: HttpHandler
-    summary: str = ""
-    listener: ListenerName = ListenerName.PUBLIC
-    respond_error: ErrorResponse | None = None
-    before_ready: bool = False
-    guarded: bool = True
-    acts: bool = False
-
-    @property
-    def display_path(self) -> str:
-        """The path for people: variables without their patterns, ``/models/{id}``."""
-        return _VARIABLE.sub(r"{\1}", self.path)
 
 
 class TokenStream(Protocol):

@@ -1,11 +1,13 @@
-"""Where plugins register metrics: a scope with common labels, made by core and served on /metrics."""
+"""Where plugins register metrics: a scope with common labels, made by the framework and served on /metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
-from prometheus_client import CollectorRegistry
+if TYPE_CHECKING:
+    # Whoever only counts needs no registry.
+    from prometheus_client import CollectorRegistry
 
 ChildT = TypeVar("ChildT", covariant=True)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from dynamo_core import kv
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.config import PluginConfig, PluginRef
 from dynamo_core.contracts.discovery import Discovery
@@ -16,7 +17,6 @@ from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.errors import DynamoError, PluginError, ServiceOverloaded, Unavailable
-from dynamo_core.kv.hashes import block_hashes, sequence_hashes
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.resources import AsyncResource
@@ -123,7 +123,7 @@ class RoutingRequest:
         known = self._hashes.get(block_size)
         if known is None:
             blocks = self.block_hashes(block_size)
-            known = self._hashes[block_size] = (blocks, sequence_hashes(blocks))
+            known = self._hashes[block_size] = (blocks, kv.sequence_hashes(blocks))
         return known
 
     def block_hashes(self, block_size: int) -> list[int]:
@@ -131,7 +131,7 @@ class RoutingRequest:
         blocks = self._blocks.get(block_size)
         if blocks is None:
             hints = self.request.routing
-            blocks = self._blocks[block_size] = block_hashes(
+            blocks = self._blocks[block_size] = kv.block_hashes(
                 self.request.token_ids,
                 block_size,
                 lora_name=hints.lora_name if hints is not None else None,

@@ -1,6 +1,6 @@
 """The engine in a process of its own: ``python -m dynamo_plugin_engine_echo --help``."""
 
-from dynamo_core import engine_main
+from dynamo_runtime import engine_main
 
 from .engine import EchoEngine
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
-
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.reading import Unreadable, read_json
 

@@ -16,13 +16,14 @@ from hashlib import sha256
 from http import HTTPStatus
 
 from aiohttp import web
-
-from dynamo_core.contracts.frontend import PRINCIPAL, HttpRoute, OperatorCheck
+from dynamo_core.contracts.http_route import HttpRoute, OperatorCheck
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import ConfigError, Problem
-from dynamo_core.http.errors import error_response
-from dynamo_core.http.origins import refuse_pages
-from dynamo_core.settings import AuthSettings
+
+from dynamo_http.errors import error_response
+from dynamo_http.origins import refuse_pages
+from dynamo_http.request import PRINCIPAL
+from dynamo_http.settings import AuthSettings
 
 #: What a hash in the settings begins with.
 PREFIX = "sha256:"

@@ -9,9 +9,8 @@ from heapq import heapify, heappop, heappush
 from typing import TypeVar
 
 from aiohttp import StreamReader, web
-
 from dynamo_core.errors import Unavailable
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 
 #: Bytes of a body that never waits: the event loop reads and parses it at once.
 INLINE = 64 * 1024

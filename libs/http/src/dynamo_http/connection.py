@@ -11,11 +11,11 @@ from typing import Any
 from aiohttp import HttpVersion11, StreamReader, web
 from aiohttp.http import RawRequestMessage
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
-
-from dynamo_core.contracts.frontend import ErrorResponse
+from dynamo_core.contracts.http_route import ErrorResponse
 from dynamo_core.errors import INTERNAL, INTERNAL_MESSAGE, Problem
-from dynamo_core.http.half_closed import SUPPORTED, EarlyStatusLine, was_reset
-from dynamo_core.http.packed import NamedRequest
+
+from dynamo_http.half_closed import SUPPORTED, EarlyStatusLine, was_reset
+from dynamo_http.packed import NamedRequest
 
 #: Most headers of a request, and most bytes of its first line and of each header.
 MAX_HEADERS = 128

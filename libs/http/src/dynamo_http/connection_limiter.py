@@ -16,10 +16,11 @@ from collections.abc import Callable
 from typing import cast
 
 from dynamo_core.errors import Problem
-from dynamo_core.http.errors import error_body
-from dynamo_core.http.stalls import Stalls
 from dynamo_core.protocol.ids import new_request_id
 from dynamo_core.tasks import TaskSet
+
+from dynamo_http.errors import error_body
+from dynamo_http.stalls import Stalls
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 from aiohttp import web
-
 from dynamo_core.errors import CLIENT_CLOSED_REQUEST, Problem, error_type
 
 _encoder = msgspec.json.Encoder()

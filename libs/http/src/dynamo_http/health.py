@@ -9,11 +9,10 @@ from typing import Any, Protocol
 
 import msgspec
 from aiohttp import web
-
-from dynamo_core.contracts.frontend import HttpRoute, ListenerName
+from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.protocol.ids import format_instance_id
 from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import CONTENT_TYPE
+from dynamo_telemetry.metrics import CONTENT_TYPE
 
 _encoder = msgspec.json.Encoder()
 

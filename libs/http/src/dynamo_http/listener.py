@@ -17,8 +17,7 @@ from typing import Any, Literal
 
 from aiohttp import ClientConnectionResetError, HttpVersion10, HttpVersion11, StreamReader, http_parser, web
 from aiohttp.http_exceptions import HttpProcessingError
-
-from dynamo_core.contracts.frontend import ErrorResponse, HttpHandler, HttpRoute
+from dynamo_core.contracts.http_route import ErrorResponse, HttpHandler, HttpRoute
 from dynamo_core.errors import (
     INTERNAL,
     ConfigError,
@@ -27,15 +26,16 @@ from dynamo_core.errors import (
     Unavailable,
     problem_of,
 )
-from dynamo_core.http.binding import bind_error
-from dynamo_core.http.body_budget import BodyBudget
-from dynamo_core.http.connection import MAX_FIELD, MAX_HEADERS, Connection
-from dynamo_core.http.connection_limiter import HEADER_TIMEOUT, ConnectionLimiter
-from dynamo_core.http.cors import Cors
-from dynamo_core.http.errors import error_response
-from dynamo_core.http.packed import NamedRequest, request_factory
-from dynamo_core.http.stalls import Stalls
 from dynamo_core.resources import AsyncResource
+
+from dynamo_http.binding import bind_error
+from dynamo_http.body_budget import BodyBudget
+from dynamo_http.connection import MAX_FIELD, MAX_HEADERS, Connection
+from dynamo_http.connection_limiter import HEADER_TIMEOUT, ConnectionLimiter
+from dynamo_http.cors import Cors
+from dynamo_http.errors import error_response
+from dynamo_http.packed import NamedRequest, request_factory
+from dynamo_http.stalls import Stalls
 
 log = logging.getLogger(__name__)
 _protocol_log = logging.getLogger(f"{__name__}.protocol")

@@ -14,10 +14,10 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
 from aiohttp import web
-
-from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.errors import Problem
-from dynamo_core.http.errors import error_response
+
+from dynamo_http.errors import error_response
 
 _OWN_NAMES = frozenset({"localhost", "localhost.", socket.gethostname().lower()})
 #: Headers that browsers send and programs do not.

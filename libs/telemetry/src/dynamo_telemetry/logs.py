@@ -20,9 +20,8 @@ from logging.handlers import QueueHandler, QueueListener
 from typing import Any, TextIO, cast
 
 import msgspec
-
+from dynamo_core import tracing
 from dynamo_core.errors import ConfigError
-from dynamo_core.telemetry import tracing
 
 LEVELS = {
     "debug": logging.DEBUG,

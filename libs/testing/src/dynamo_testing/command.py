@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, cast
 
 import click
-from dynamo_core.cli.options import json_option
 from dynamo_core.errors import ConfigError
+from dynamo_runtime.cli.options import json_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -252,11 +252,11 @@ def _load(kind: str, name: str, sets: Sequence[str]) -> tuple[type[Plugin], Plug
     from dataclasses import replace
 
     from dynamo_core.plugins.loader import PluginLoader
-    from dynamo_core.settings.redaction import resolve
-    from dynamo_core.settings.shape import shape_of
-    from dynamo_core.settings.sources import set_layer
-    from dynamo_core.settings.validation import ValidationSubject, validate
     from dynamo_core.single_file import PluginFiles, names_in
+    from dynamo_runtime.settings.redaction import resolve
+    from dynamo_runtime.settings.shape import shape_of
+    from dynamo_runtime.settings.sources import set_layer
+    from dynamo_runtime.settings.validation import ValidationSubject, validate
 
     # The command line names the file, and is the operator's own.
     loader = PluginLoader(PluginFiles(names_in(name)))
@@ -326,8 +326,8 @@ _KITS = {
 
 def _attributes(given: Sequence[str]) -> dict[str, Any]:
     """Attributes of a kit, as the command line has them."""
-    from dynamo_core.settings.documents import parse_text
-    from dynamo_core.settings.tree import to_plain
+    from dynamo_runtime.settings.documents import parse_text
+    from dynamo_runtime.settings.tree import to_plain
 
     attributes = {}
     for text in given:

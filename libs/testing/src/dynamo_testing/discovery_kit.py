@@ -6,7 +6,7 @@ The author's whole test file::
 
     import pytest
     from dynamo_core.contracts.config import PluginConfig
-    from dynamo_core.telemetry.metrics import Metrics
+    from dynamo_telemetry.metrics import Metrics
     from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 
     class TestMine(DiscoveryKit):

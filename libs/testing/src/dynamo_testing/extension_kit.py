@@ -27,11 +27,11 @@ from typing import Any, ClassVar, TypeAlias
 from urllib.parse import urlsplit
 
 from dynamo_core.contracts.extension import Extension, ExtensionServices
-from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.plugin import FRONTEND_ROLE
 from dynamo_core.contracts.request_events import RequestEvent
-from dynamo_core.settings.redaction import HIDDEN, redacted
 from dynamo_core.tasks import TaskSet
+from dynamo_runtime.settings.redaction import HIDDEN, redacted
 from pydantic import SecretBytes, SecretStr
 
 from dynamo_testing.extension.events import answered, of_all_kinds

@@ -24,7 +24,7 @@ from typing import ClassVar, TypeAlias
 
 from dynamo_core.contracts.response_store import ResponseStore, ResponseStoreServices, StoreFull
 from dynamo_core.errors import CannotConnect, Unavailable
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.extra import pytest
 

@@ -17,13 +17,13 @@ from dynamo_core import (
     StopConditions,
     Thresholds,
 )
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded
 from dynamo_core.protocol import Instance, ModelCard
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig, TenantSettings
 from dynamo_plugin_admission_fair_queue.meters import OTHERS
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_telemetry import Metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import redis
 from dynamo_core import AdmissionServices, Permit, PreprocessedRequest, Principal, StopConditions
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ConfigError, ServiceOverloaded
 from dynamo_core.protocol import Instance, ModelCard
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_telemetry import Metrics
 from dynamo_testing.certificates import make_certificates
 from pydantic import ValidationError
 
@@ -402,7 +402,7 @@ ABSENT = """
 import asyncio, sys
 from dynamo_core.contracts.admission import AdmissionServices
 from dynamo_core.errors import ConfigError
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from dynamo_core import AdmissionServices, Permit, PreprocessedRequest, Principal
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import RateLimited
 from dynamo_core.protocol import Instance, ModelCard
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_rate_limit.admission import RateLimitAdmission
 from dynamo_plugin_admission_rate_limit.config import RateLimitConfig
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_telemetry import Metrics
 
 Check = Callable[["Frontend", "ManualClock"], Coroutine[Any, Any, None]]
 

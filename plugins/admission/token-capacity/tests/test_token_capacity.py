@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from dynamo_core import Admission, AdmissionServices, PluginConfig, PreprocessedRequest, Principal, RankLoad, Thresholds
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ServiceOverloaded
 from dynamo_core.protocol import Instance, ModelCard
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_admission_token_capacity.admission import TokenCapacityAdmission
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_telemetry import Metrics
 from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
+from dynamo_telemetry import Metrics
 from dynamo_testing.discovery.harness import see
 from dynamo_testing.ports import free_port
 from dynamo_testing.server_process import DEADLINE, ServerProcess, server_binary, starting

@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 from dynamo_core import WatchKind
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
+from dynamo_telemetry import Metrics
 from pydantic import ValidationError
 
 #: Time enough for a login on a busy machine, in which etcd computes more than in all the rest.

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from dynamo_core import WatchEvent, WatchKind
-from dynamo_core.telemetry import Metrics
 from dynamo_leases import NO_LEASE
 from dynamo_plugin_discovery_file.clock import Clock
 from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery
@@ -17,6 +16,7 @@ from dynamo_plugin_discovery_file.folder import RECORDS, Folder
 from dynamo_plugin_discovery_file.lease import FileLease
 from dynamo_plugin_discovery_file.record import Record, encode, file_name
 from dynamo_plugin_discovery_file.scanner import Scanner
+from dynamo_telemetry import Metrics
 
 TTL = 3.0
 HEARTBEAT = 1.0

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery
 from dynamo_plugin_discovery_file.lease import FileLease
+from dynamo_telemetry import Metrics
 from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 
 

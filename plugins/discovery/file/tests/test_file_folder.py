@@ -32,7 +32,7 @@ async def test_the_folder_is_made_for_this_user_alone(make: Make, tmp_path: Path
 
 
 def test_without_a_path_the_folder_is_below_the_hosts_temp_folder_and_per_user() -> None:
-    from dynamo_core.telemetry import Metrics
+    from dynamo_telemetry import Metrics
 
     discovery = FileDiscovery(FileConfig(), Metrics())
 

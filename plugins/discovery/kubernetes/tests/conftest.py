@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
 from dynamo_plugin_discovery_kubernetes.discovery import KubernetesDiscovery
+from dynamo_telemetry import Metrics
 from dynamo_testing.discovery.harness import see
 
 __all__ = ["api", "make", "see", "serve"]

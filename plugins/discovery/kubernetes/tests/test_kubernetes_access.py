@@ -15,11 +15,11 @@ import pytest
 import yaml
 from aiohttp import web
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_kubernetes import access as accesses
 from dynamo_plugin_discovery_kubernetes.access import Token, find_access
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
 from dynamo_plugin_discovery_kubernetes.discovery import KubernetesDiscovery
+from dynamo_telemetry import Metrics
 from pydantic import ValidationError
 
 README = (Path(__file__).parents[1] / "README.md").read_text()

@@ -8,8 +8,8 @@ from contextlib import aclosing
 
 import pytest
 from dynamo_core import MAX_VALUE, PluginConfig, WatchEvent, WatchKind
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_telemetry import Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 

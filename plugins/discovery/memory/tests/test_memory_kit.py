@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 from dynamo_core import PluginConfig
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
+from dynamo_telemetry import Metrics
 from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 
 

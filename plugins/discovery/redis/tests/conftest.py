@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
+from dynamo_telemetry import Metrics
 from dynamo_testing.redis_server import RedisServer, make_server, redis_binary, server
 
 __all__ = ["make", "make_server", "redis_binary", "server"]

@@ -30,11 +30,11 @@ from dynamo_core import (
     WorkerConfig,
     load_folder,
 )
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.embeddings import embedding
 from dynamo_plugin_engine_mocker.engine import MockerEngine
+from dynamo_telemetry import Metrics
 from dynamo_text import load_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st

@@ -31,13 +31,13 @@ from dynamo_core import (
     WorkerConfig,
 )
 from dynamo_core.protocol.output import merge_outputs
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_engine_mocker import rendezvous
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_engine_mocker.rendezvous import BootstrapRooms
 from dynamo_plugin_engine_mocker.timing import decode_ms, prefill_ms
+from dynamo_telemetry import Metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError

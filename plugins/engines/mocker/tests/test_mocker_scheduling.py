@@ -29,7 +29,6 @@ from dynamo_core import (
     WorkerConfig,
 )
 from dynamo_core.protocol.output import merge_outputs
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
@@ -37,6 +36,7 @@ from dynamo_plugin_engine_mocker.handoff import Handoff
 from dynamo_plugin_engine_mocker.sequence import MAX_BACKLOG
 from dynamo_plugin_engine_mocker.sequence_factory import SequenceFactory
 from dynamo_plugin_engine_mocker.timing import decode_ms, prefill_ms
+from dynamo_telemetry import Metrics
 from dynamo_text import ByteTokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -21,7 +21,7 @@ def test_a_server_without_the_library_says_what_to_install_in_one_line(tmp_path:
     command = ["serve", "--engine", "transformers", "--model", str(folder), "--http-port", "0"]
 
     done = subprocess.run(
-        [sys.executable, "-m", "dynamo_core.cli.main", *command], capture_output=True, text=True, timeout=40
+        [sys.executable, "-m", "dynamo_runtime.cli.main", *command], capture_output=True, text=True, timeout=40
     )
 
     assert done.returncode == 2, done.stderr

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import aiohttp
 import pytest
-from dynamo_core.contracts.frontend import HttpRoute, ListenerName
+from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.errors import ConfigError
 from dynamo_plugin_extension_dashboard.dashboard import _FILES, DashboardConfig, DashboardExtension
 from dynamo_testing import ExtensionFactory, ExtensionHost, ExtensionKit

@@ -31,17 +31,17 @@ from dynamo_core import (
     Source,
 )
 from dynamo_core.contracts.explain import RouteView
-from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.errors import ModelNotFound, Unavailable
-from dynamo_core.http import Listener
 from dynamo_core.protocol import Annotated, ModelCard, RequestRecord
 from dynamo_core.protocol.output import merge_outputs
-from dynamo_core.telemetry import Metrics
-from dynamo_core.telemetry.inflight import RequestTracker
+from dynamo_http import Listener
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 from dynamo_plugin_parsers_standard.json_formats import HermesParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
+from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_telemetry import Metrics
 from dynamo_testing.frontend.house import QuietOwner
 from dynamo_text import ByteTokenizer
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from dynamo_core import ListenerName, ResponseStoreServices
-from dynamo_core.settings import FLAGS
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.memory_store import MemoryStore, MemoryStoreConfig
+from dynamo_runtime.settings import FLAGS
+from dynamo_telemetry import Metrics
 
 #: A field that is refused together with each body, as nothing can be wrong with it but its name.
 STRANGE = "no_such_field"

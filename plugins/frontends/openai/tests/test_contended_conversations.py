@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynamo_core import Expected, FrontendServices, ResponseStoreServices
-from dynamo_core.telemetry import Metrics
-from dynamo_core.telemetry.inflight import RequestTracker
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.memory_store import MemoryStore, MemoryStoreConfig
 from dynamo_plugin_frontend_openai.response_memory import ResponseMemory
+from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_telemetry import Metrics
 
 WRITERS = 40
 

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import pytest
 from dynamo_core import ResponseStoreServices
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_frontend_openai.memory_store import MemoryStore, MemoryStoreConfig
+from dynamo_telemetry import Metrics
 from dynamo_testing import ResponseStoreFactory, ResponseStoreKit
 
 

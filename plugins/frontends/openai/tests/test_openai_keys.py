@@ -9,9 +9,9 @@ import anthropic
 import openai
 import pytest
 from dynamo_core import Principal
-from dynamo_core.http.auth import ApiKeys, hash_of, new_key
-from dynamo_core.settings import AuthSettings
-from dynamo_core.telemetry.access_log import fields
+from dynamo_http.auth import ApiKeys, hash_of, new_key
+from dynamo_http.settings import AuthSettings
+from dynamo_runtime.telemetry.access_log import fields
 
 FULL, NARROW = new_key(), new_key()
 KEYS = AuthSettings.model_validate(

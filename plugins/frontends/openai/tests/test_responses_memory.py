@@ -14,12 +14,12 @@ import msgspec
 import openai
 import pytest
 from dynamo_core import Expected, FinishReason, HttpRoute, Principal, ResponseStoreServices
-from dynamo_core.contracts.frontend import PRINCIPAL
 from dynamo_core.errors import CannotConnect
-from dynamo_core.telemetry import Metrics
+from dynamo_http.request import PRINCIPAL
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.memory_store import MemoryStore, MemoryStoreConfig
 from dynamo_plugin_frontend_openai.stored import NEAR
+from dynamo_telemetry import Metrics
 
 PATH = "/v1/responses"
 TEMPLATE = (

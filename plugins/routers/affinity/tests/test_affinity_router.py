@@ -23,13 +23,13 @@ from dynamo_core import (
     ScoredRank,
     no_worker,
 )
-from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.errors import ServiceOverloaded, Unavailable
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol import Instance, ModelCard, RuntimeConfig
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_router_affinity.rendezvous import within_bound
 from dynamo_plugin_router_affinity.router import AffinityConfig, AffinityRouter
+from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
+from dynamo_telemetry import Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -21,11 +21,11 @@ from dynamo_core import (
 )
 from dynamo_core.errors import NotSupported
 from dynamo_core.kv import sequence_hashes
-from dynamo_core.worker import kv_history
-from dynamo_core.worker.kv_history import KvHistory
 from dynamo_plugin_router_kv import follower as follower_module
 from dynamo_plugin_router_kv.follower import EventFollower
 from dynamo_plugin_router_kv.index import KvIndex, Status
+from dynamo_runtime.worker import kv_history
+from dynamo_runtime.worker.kv_history import KvHistory
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test

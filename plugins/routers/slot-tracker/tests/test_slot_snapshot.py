@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from dynamo_core import ServerTls
 from dynamo_core.errors import ConfigError
-from dynamo_core.http.auth import hash_of
+from dynamo_http.auth import hash_of
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.replicas import SyncSettings
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration

@@ -13,15 +13,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 from dynamo_core import Phase, PreprocessedRequest, Route, RouterServices, RoutingRequest
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import ConfigError, InvalidArgument, ServiceOverloaded, Unavailable
 from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import RuntimeConfig
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_router_slot_tracker.router import SlotTrackerConfig, SlotTrackerRouter
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration, Unregistration
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_telemetry import Metrics
 from dynamo_testing.faults import BlackHole, Direction, FaultProxy, HalfOpen, Raw
 
 TOKEN = "a-token-that-is-long-enough"

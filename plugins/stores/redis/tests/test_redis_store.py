@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from dynamo_core import ResponseStore, ResponseStoreServices
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_response_store_redis.store import RedisStore, RedisStoreConfig
+from dynamo_telemetry import Metrics
 from dynamo_testing import ResponseStoreFactory, ResponseStoreKit
 from dynamo_testing.redis_server import MakeServer, RedisServer
 from redis.asyncio.connection import Connection

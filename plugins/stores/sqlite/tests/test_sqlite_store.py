@@ -13,8 +13,8 @@ from typing import ClassVar
 import pytest
 from dynamo_core import ResponseStore, ResponseStoreServices
 from dynamo_core.errors import ConfigError, Unavailable
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_response_store_sqlite.store import SQLiteStore, SQLiteStoreConfig
+from dynamo_telemetry import Metrics
 from dynamo_testing import ResponseStoreFactory, ResponseStoreKit
 
 MB = 1024 * 1024
@@ -71,7 +71,7 @@ async def test_what_a_killed_process_has_been_told_is_written_is_there(path: Pat
     program = f"""
 import asyncio, os, pathlib
 from dynamo_core import ResponseStoreServices
-from dynamo_core.telemetry import Metrics
+from dynamo_telemetry import Metrics
 from dynamo_plugin_response_store_sqlite.store import SQLiteStore, SQLiteStoreConfig
 
 async def main():

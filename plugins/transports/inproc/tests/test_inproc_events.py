@@ -6,8 +6,8 @@ from contextlib import aclosing
 from typing import Any, cast
 
 from dynamo_core import Lease
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_inproc.events import InprocEvents
+from dynamo_telemetry import Metrics
 
 
 class Held:

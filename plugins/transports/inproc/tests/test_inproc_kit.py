@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 from dynamo_core import PluginConfig
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.events_kit import EventPlanes, EventsKit
 from dynamo_testing.transport_kit import Planes, TransportKit
 

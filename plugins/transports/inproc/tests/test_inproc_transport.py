@@ -10,8 +10,8 @@ import pytest
 from dynamo_core import DynamoError, Endpoint, EngineContext, PluginConfig, ServedContext
 from dynamo_core.errors import CannotConnect, Disconnected, EngineShutdown, Unknown, WorkerOverloaded
 from dynamo_core.protocol import Annotated, Instance
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_telemetry import Metrics
 
 COUNT = Endpoint("count", int, int)
 HERE = Instance(instance_id=7)

@@ -8,9 +8,9 @@ from typing import Any
 import nkeys  # type: ignore[import-untyped]
 import pytest
 from dynamo_core.errors import ConfigError
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_nats.config import NatsConfig
 from dynamo_plugin_transport_nats.transport import NatsTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.certificates import make_certificates
 from dynamo_testing.settings import listed_settings, refused_settings, unusable_certificates
 from dynamo_testing.transport.handlers import greet

@@ -12,9 +12,9 @@ from dynamo_core import EngineContext
 from dynamo_core.errors import (
     StreamIncomplete,
 )
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_nats.broker import NatsBroker
 from dynamo_plugin_transport_nats.config import NatsConfig
+from dynamo_telemetry import Metrics
 from dynamo_testing.transport.handlers import ECHO, TOKENS, SteppedEngine, at, echo
 from dynamo_testing.transport.harness import Recorder
 

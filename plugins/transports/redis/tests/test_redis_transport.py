@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from dynamo_core import DynamoError, EngineContext
 from dynamo_core.errors import Disconnected
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_redis import broker as redis_broker
+from dynamo_telemetry import Metrics
 from dynamo_testing.faults import Delay, Direction, Drop
 from dynamo_testing.transport.handlers import ECHO, TOKENS, SteppedEngine, at, echo, happens, until
 from dynamo_testing.transport.harness import Recorder

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 import uvloop
 from dynamo_core import TaskSet
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.frames import FrameSplitter, checked_frame, frame
 from dynamo_plugin_transport_tcp.messages import Challenge, Proof, Ready
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.transport.harness import Recorder
 from dynamo_wire import ROWS_TAG
 

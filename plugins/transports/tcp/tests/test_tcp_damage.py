@@ -13,9 +13,9 @@ from dynamo_core import Endpoint, EngineContext, LLMEngineOutput, ServedContext
 from dynamo_core.errors import CannotConnect, ConnectionTimeout, Disconnected
 from dynamo_core.protocol import Instance
 from dynamo_core.protocol.output import merge_outputs
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.faults import Corrupt, Direction, FaultProxy, Passing, Raw
 from dynamo_testing.transport.damage import TEXT, DamageChecks, Damaged, speak
 

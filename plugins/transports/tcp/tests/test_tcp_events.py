@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from dynamo_core import PluginConfig, WatchEvent, WatchKind
 from dynamo_core.protocol import EventSource
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_tcp import events as plane
 from dynamo_plugin_transport_tcp.address import Address, split_host_port
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.events.harness import heard
 from dynamo_testing.ports import free_port
 

@@ -13,7 +13,6 @@ import pytest
 from dynamo_core import DynamoError, Endpoint, EngineContext, LLMEngineOutput, ServedContext, TaskSet
 from dynamo_core.errors import WireError
 from dynamo_core.protocol import Annotated
-from dynamo_core.telemetry import Gauge
 from dynamo_plugin_transport_tcp import messages
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.calling import CallerLink
@@ -22,6 +21,7 @@ from dynamo_plugin_transport_tcp.connection_limiter import ConnectionLimiter
 from dynamo_plugin_transport_tcp.frames import HEAD, FrameError, FrameSplitter, checked_frame, frame
 from dynamo_plugin_transport_tcp.link import Link
 from dynamo_plugin_transport_tcp.serving import ListenerLink, Registry, TcpServed
+from dynamo_telemetry import Gauge
 from dynamo_wire import messages as wire
 from hypothesis import given
 from hypothesis import strategies as st

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import pytest
 from dynamo_core import PluginConfig, Served, Transport
 from dynamo_core.protocol import Instance
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.events_kit import EventPlanes, EventsKit
 from dynamo_testing.faults import Direction, FaultProxy, HalfOpen, Raw
 from dynamo_testing.transport.hanging import HangChecks

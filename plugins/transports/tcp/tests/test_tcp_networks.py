@@ -10,12 +10,12 @@ import pytest
 from dynamo_core import Endpoint, EngineContext, ServedContext
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol import Instance
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp import networks
 from dynamo_plugin_transport_tcp.address import Address, own_address
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.networks import AllowedNetworks, own_networks
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_telemetry import Metrics
 from pydantic import ValidationError
 
 Make = Callable[..., TcpTransport]

@@ -14,12 +14,12 @@ import pytest
 from dynamo_core import Endpoint, EngineContext, ServedContext
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol import Instance
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.acceptor import BURST, PACE
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.frames import frame
 from dynamo_plugin_transport_tcp.messages import MAGIC, Challenge, Hello, Proof, Ready, caller_decoder, pack
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_telemetry import Metrics
 from dynamo_wire import Accepted, Ack, Bye, Open, Ping, Pong, encode
 
 Make = Callable[..., TcpTransport]

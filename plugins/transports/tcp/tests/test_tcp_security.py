@@ -10,11 +10,11 @@ import pytest
 from dynamo_core import Endpoint, EngineContext, ServedContext
 from dynamo_core.errors import CannotConnect, ConfigError, ConnectionTimeout
 from dynamo_core.protocol import Instance
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address, own_address, split_host_port
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.security import CALLER, LISTENER, proof
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.settings import refused_settings
 from hypothesis import given
 from hypothesis import strategies as st

@@ -23,9 +23,9 @@ from dynamo_core.errors import (
     chain_has,
 )
 from dynamo_core.protocol import Instance
-from dynamo_core.telemetry import Metrics
 from dynamo_plugin_transport_tcp.address import Address
 from dynamo_plugin_transport_tcp.transport import TcpTransport
+from dynamo_telemetry import Metrics
 from dynamo_testing.transport.handlers import TOKENS, SteppedEngine, close_calls_that_do_not_end, happens
 from dynamo_wire import calls
 
@@ -486,7 +486,7 @@ WORKER = """
 import asyncio, sys
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 

@@ -9,12 +9,13 @@ from functools import partial
 
 from dynamo_core.errors import ConfigError
 from dynamo_core.resources import AsyncResource, ClosingStack
-from dynamo_core.runtime.frontend_process import FrontendProcess
-from dynamo_core.runtime.plane import Plane
-from dynamo_core.runtime.reload import OneReload, Reload, Reloadable, Reloader, reload_here
-from dynamo_core.runtime.roles import Role, role_of
-from dynamo_core.runtime.worker_process import WorkerProcess
-from dynamo_core.settings import LoadedSettings
+
+from dynamo_runtime.assembly.frontend_process import FrontendProcess
+from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.reload import OneReload, Reload, Reloadable, Reloader, reload_here
+from dynamo_runtime.assembly.roles import Role, role_of
+from dynamo_runtime.assembly.worker_process import WorkerProcess
+from dynamo_runtime.settings import LoadedSettings
 
 log = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from aiohttp import web
-
 from dynamo_core.contracts.extension import Extension, ExtensionServices, FrontendView
-from dynamo_core.contracts.frontend import HttpRoute
+from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
-from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.errors import ConfigError, Unavailable
 from dynamo_core.resources import AsyncResource
-from dynamo_core.runtime.plane import Plane
-from dynamo_core.runtime.reload import Plan, Step
-from dynamo_core.runtime.resolve import PickedExtension
+
+from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.reload import Plan, Step
+from dynamo_runtime.assembly.resolve import PickedExtension
+from dynamo_runtime.dispatch.execution.caller import Caller
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Extensions(AsyncResource):
         return routes
 
     def reload_steps(self, plan: Plan) -> Iterator[Step]:
-        """See `dynamo_core.runtime.reload.Reloadable`."""
+        """See `dynamo_runtime.assembly.reload.Reloadable`."""
         for name, extension in self._made.items():
             yield from plan.reconfigured(f"extensions.{name}", [extension])
 

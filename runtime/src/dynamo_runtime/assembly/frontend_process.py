@@ -13,50 +13,51 @@ from ssl import SSLContext
 from typing import Any
 
 from aiohttp.web import Request
-
 from dynamo_core.certificates import server_context
 from dynamo_core.contracts.admission import Admission, AdmissionServices
 from dynamo_core.contracts.extension import AdminAccess, FrontendView
-from dynamo_core.contracts.frontend import Frontend, FrontendServices, HttpRoute, ListenerName
+from dynamo_core.contracts.frontend import Frontend, FrontendServices
+from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.contracts.response_store import ResponseStore, ResponseStoreServices
 from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.contracts.thresholds import THRESHOLDS, Changes, Thresholds
-from dynamo_core.dispatch.admission import AdmissionChain
-from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Deadlines, Pipeline
-from dynamo_core.dispatch.load.monitor import WorkerMonitor
-from dynamo_core.dispatch.load.peer_load_sync import PeerLoadSync
-from dynamo_core.dispatch.load.retry_after import RetryAfterEstimator
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.models.cache import ModelCache
-from dynamo_core.dispatch.models.gauges import FrontGauges
-from dynamo_core.dispatch.models.models import Models
-from dynamo_core.dispatch.peer_calls import ExtensionPeers, PeerCalls
-from dynamo_core.dispatch.pools.pool import Pool
-from dynamo_core.dispatch.pools.thresholds import ThresholdBook
-from dynamo_core.dispatch.unread import UnreadAnswers
 from dynamo_core.errors import OVERLOAD
-from dynamo_core.http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys, Operators
-from dynamo_core.http.body_budget import BodyBudget
-from dynamo_core.http.client_headers import client_headers, with_client_headers
-from dynamo_core.http.cors import Cors
-from dynamo_core.http.health import health_routes, metrics_route
-from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.resources import ClosingStack
-from dynamo_core.runtime.extensions import Extensions, Provided
-from dynamo_core.runtime.health import Health
-from dynamo_core.runtime.plane import Plane
-from dynamo_core.runtime.reload import Plan, Reload, Standing, Step, reload_route, switch
-from dynamo_core.runtime.resolve import RESPONSE_STORE, load_parsers, store_remark
-from dynamo_core.runtime.roles import Role
-from dynamo_core.runtime.routers import RouterMaker
-from dynamo_core.runtime.worker_routes import WorkerRoutes
-from dynamo_core.settings import Settings
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.inflight import RequestTracker
-from dynamo_core.telemetry.loop_lag import LoopLag
-from dynamo_core.telemetry.request_events import ExtensionRequestEvents, RequestEventHub
+from dynamo_http.auth import MISSING, UNKNOWN, AdminToken, ApiKeys, Operators
+from dynamo_http.body_budget import BodyBudget
+from dynamo_http.client_headers import client_headers, with_client_headers
+from dynamo_http.cors import Cors
+from dynamo_http.health import health_routes, metrics_route
+from dynamo_http.listener import Listener
+
+from dynamo_runtime.assembly.extensions import Extensions, Provided
+from dynamo_runtime.assembly.health import Health
+from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.reload import Plan, Reload, Standing, Step, reload_route, switch
+from dynamo_runtime.assembly.resolve import RESPONSE_STORE, load_parsers, store_remark
+from dynamo_runtime.assembly.roles import Role
+from dynamo_runtime.assembly.routers import RouterMaker
+from dynamo_runtime.assembly.worker_routes import WorkerRoutes
+from dynamo_runtime.dispatch.admission import AdmissionChain
+from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_runtime.dispatch.load.monitor import WorkerMonitor
+from dynamo_runtime.dispatch.load.peer_load_sync import PeerLoadSync
+from dynamo_runtime.dispatch.load.retry_after import RetryAfterEstimator
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.models.cache import ModelCache
+from dynamo_runtime.dispatch.models.gauges import FrontGauges
+from dynamo_runtime.dispatch.models.models import Models
+from dynamo_runtime.dispatch.peer_calls import ExtensionPeers, PeerCalls
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_runtime.dispatch.pools.thresholds import ThresholdBook
+from dynamo_runtime.dispatch.unread import UnreadAnswers
+from dynamo_runtime.settings import Settings
+from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_runtime.telemetry.loop_lag import LoopLag
+from dynamo_runtime.telemetry.request_events import ExtensionRequestEvents, RequestEventHub
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +219,7 @@ class FrontendProcess:
         return [Standing(f"admission.models.{model}.{name}", value) for model, name, value in self._thresholds.rows()]
 
     def reload_steps(self, plan: Plan) -> Iterator[Step]:
-        """See `dynamo_core.runtime.reload.Reloadable`."""
+        """See `dynamo_runtime.assembly.reload.Reloadable`."""
         old, new = plan.before.settings, plan.loaded.settings
         keys = ApiKeys.load(old.auth, os.environ), ApiKeys.load(new.auth, os.environ)
         if plan.touches("auth.keys") and self._keys is not None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dynamo_core.dispatch.models.model import Model
-from dynamo_core.dispatch.models.models import Models
 from dynamo_core.protocol.records import Instance
-from dynamo_core.settings import Settings
+
+from dynamo_runtime.dispatch.models.model import Model
+from dynamo_runtime.dispatch.models.models import Models
+from dynamo_runtime.settings import Settings
 
 
 class Health:
-    """See `dynamo_core.http.health.HealthSource`."""
+    """See `dynamo_http.health.HealthSource`."""
 
     def __init__(
         self,

@@ -11,9 +11,10 @@ from dynamo_core.contracts.engine import AUTO_PARSER
 from dynamo_core.errors import PluginError
 from dynamo_core.plugins.loader import PARSER_KINDS, TOOL_PARSER, PluginLoader
 from dynamo_core.plugins.metadata import PluginEntry
-from dynamo_core.runtime.resolve import named_plugins
-from dynamo_core.settings import Settings
-from dynamo_core.worker.parser_choice import Candidates, ParserType
+
+from dynamo_runtime.assembly.resolve import named_plugins
+from dynamo_runtime.settings import Settings
+from dynamo_runtime.worker.parser_choice import Candidates, ParserType
 
 log = logging.getLogger(__name__)
 

@@ -11,12 +11,13 @@ from dynamo_core.contracts.plugin import ConnectingPlugin
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.resources import ClosingStack
-from dynamo_core.runtime.reload import Plan, Step, switch
-from dynamo_core.runtime.resolve import Resolved, resolve
-from dynamo_core.runtime.roles import Role
-from dynamo_core.settings import LoadedSettings
-from dynamo_core.telemetry.access_log import AccessLog
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
+
+from dynamo_runtime.assembly.reload import Plan, Step, switch
+from dynamo_runtime.assembly.resolve import Resolved, resolve
+from dynamo_runtime.assembly.roles import Role
+from dynamo_runtime.settings import LoadedSettings
+from dynamo_runtime.telemetry.access_log import AccessLog
 
 
 class Plane:
@@ -59,7 +60,7 @@ class Plane:
         return f"waiting for {section} {plugin.NAME}" + (f": {plugin.waits_for}" if plugin.waits_for else "")
 
     def reload_steps(self, plan: Plan) -> Iterator[Step]:
-        """See `dynamo_core.runtime.reload.Reloadable`."""
+        """See `dynamo_runtime.assembly.reload.Reloadable`."""
         yield switch("settings", self._show, plan.before, plan.loaded)
         yield from plan.reconfigured("transport", [self.transport])
         yield from plan.reconfigured("events", [self._events])

@@ -16,17 +16,17 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
-
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.frontend import HttpRoute, ListenerName
+from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.errors import ConfigError, DynamoError, InvalidArgument, error_type
 from dynamo_core.resources import AsyncResource
-from dynamo_core.runtime.resolve import Resolved, check_access
-from dynamo_core.runtime.roles import Role
-from dynamo_core.settings import Change, LoadedSettings, changes
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry import logs
+from dynamo_telemetry import logs
+
+from dynamo_runtime.assembly.resolve import Resolved, check_access
+from dynamo_runtime.assembly.roles import Role
+from dynamo_runtime.settings import Change, LoadedSettings, changes
 
 T = TypeVar("T")
 

@@ -25,7 +25,6 @@ from dynamo_core.contracts.response_store import ResponseStore
 from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import ConfigError, PluginError
-from dynamo_core.http.auth import AdminToken, ApiKeys
 from dynamo_core.plugins.loader import (
     LISTENER_KIND,
     PARSER_KINDS,
@@ -34,9 +33,11 @@ from dynamo_core.plugins.loader import (
     PluginLoader,
 )
 from dynamo_core.protocol.records import ModelCard
-from dynamo_core.settings import AdmissionSection, LoadedSettings, Settings
-from dynamo_core.settings.tree import location
-from dynamo_core.worker.parser_choice import model_text
+from dynamo_http.auth import AdminToken, ApiKeys
+
+from dynamo_runtime.settings import AdmissionSection, LoadedSettings, Settings
+from dynamo_runtime.settings.tree import location
+from dynamo_runtime.worker.parser_choice import model_text
 
 #: The section of the response store.
 RESPONSE_STORE: Final = "frontend.response_store"

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings import Settings
+
+from dynamo_runtime.settings import Settings
 
 #: ``--only frontend``, and the beginning of ``--only workers.NAME``.
 FRONTEND = "frontend"

@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 from dynamo_core.contracts.config import NESTED, PluginConfig, PluginRef
 from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.errors import PluginError
-from dynamo_core.runtime.reload import Plan, Step, switch
-from dynamo_core.runtime.resolve import Picked
+
+from dynamo_runtime.assembly.reload import Plan, Step, switch
+from dynamo_runtime.assembly.resolve import Picked
 
 
 class RouterMaker:

@@ -9,19 +9,20 @@ from collections.abc import Callable, Iterator, Mapping
 
 from dynamo_core.contracts.boundary import make_engine
 from dynamo_core.contracts.engine import AUTO_PARSER, DisaggregationMode, LLMEngine, WorkerConfig
-from dynamo_core.http.health import metrics_route, system_routes
-from dynamo_core.http.listener import Listener
 from dynamo_core.resources import ClosingStack
-from dynamo_core.runtime.extensions import Extensions
-from dynamo_core.runtime.parser_candidates import find_candidates
-from dynamo_core.runtime.plane import Plane
-from dynamo_core.runtime.reload import Plan, Step
-from dynamo_core.runtime.roles import Role
-from dynamo_core.settings import WorkerSettings
 from dynamo_core.tasks import TaskSet
-from dynamo_core.worker.canary import HealthCheck
-from dynamo_core.worker.parser_choice import Candidates
-from dynamo_core.worker.worker import Worker, WorkerLimits
+from dynamo_http.health import metrics_route, system_routes
+from dynamo_http.listener import Listener
+
+from dynamo_runtime.assembly.extensions import Extensions
+from dynamo_runtime.assembly.parser_candidates import find_candidates
+from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.reload import Plan, Step
+from dynamo_runtime.assembly.roles import Role
+from dynamo_runtime.settings import WorkerSettings
+from dynamo_runtime.worker.canary import HealthCheck
+from dynamo_runtime.worker.parser_choice import Candidates
+from dynamo_runtime.worker.worker import Worker, WorkerLimits
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class WorkerProcess:
         await stack.enter(self._extensions).start()
 
     def failures(self) -> Mapping[str, str]:
-        """See `dynamo_core.http.health.WorkerHealthSource`."""
+        """See `dynamo_http.health.WorkerHealthSource`."""
         return self._extensions.failures
 
     async def start(self) -> None:
@@ -93,7 +94,7 @@ class WorkerProcess:
 
     @property
     def starting(self) -> bool:
-        """See `dynamo_core.http.health.WorkerHealthSource`."""
+        """See `dynamo_http.health.WorkerHealthSource`."""
         return not self._interrupted and any(worker.starting for worker in self.workers)
 
     def endpoints(self) -> dict[str, bool]:
@@ -128,7 +129,7 @@ class WorkerProcess:
                 task.cancel()
 
     def reload_steps(self, plan: Plan) -> Iterator[Step]:
-        """See `dynamo_core.runtime.reload.Reloadable`."""
+        """See `dynamo_runtime.assembly.reload.Reloadable`."""
         for name, engines in self._engines.items():
             yield from plan.reconfigured(f"workers.{name}.engine", engines)
         yield from self._extensions.reload_steps(plan)

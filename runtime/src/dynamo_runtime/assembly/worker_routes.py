@@ -12,11 +12,9 @@ from typing import Any, cast
 
 import msgspec
 from aiohttp import web
-
 from dynamo_core.contracts.call import WORKER_STATE
-from dynamo_core.contracts.frontend import HttpRoute, ListenerName
+from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.contracts.router import EndpointCaller
-from dynamo_core.dispatch.models.models import Models
 from dynamo_core.errors import DynamoError, HttpFault, Unavailable
 from dynamo_core.protocol.ids import format_instance_id
 from dynamo_core.protocol.reading import shown
@@ -29,6 +27,8 @@ from dynamo_core.protocol.records import (
     WorkerStateReport,
     WorkerStateRequest,
 )
+
+from dynamo_runtime.dispatch.models.models import Models
 
 PATH = "/admin/workers"
 #: Seconds that a worker has to report, and to change its record.

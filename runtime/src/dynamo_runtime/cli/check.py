@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dynamo_core.cli.options import config_options, flag_options, json_option, load
-from dynamo_core.cli.table import format_table
+from dynamo_runtime.cli.options import config_options, flag_options, json_option, load
+from dynamo_runtime.cli.table import format_table
 
 if TYPE_CHECKING:
     from dynamo_core.plugins.loader import PluginLoader
-    from dynamo_core.runtime.resolve import Picked, Resolved
-    from dynamo_core.settings import Settings
+
+    from dynamo_runtime.assembly.resolve import Picked, Resolved
+    from dynamo_runtime.settings import Settings
 
 BUILT_IN = "dynamo-core"
 LOOPBACK = "loopback"
@@ -35,7 +36,8 @@ def command(as_json: bool, **options: Any) -> None:
     served.
     """
     from dynamo_core.plugins.loader import PluginLoader
-    from dynamo_core.runtime.resolve import resolve
+
+    from dynamo_runtime.assembly.resolve import resolve
 
     loaded = load(**options)
     loader = PluginLoader(loaded.plugin_files)
@@ -97,7 +99,8 @@ def _stage(stage: str, picked: Picked[Any]) -> dict[str, Any]:
 
 def _remarks(settings: Settings, resolved: Resolved) -> Iterator[dict[str, Any]]:
     from dynamo_core.certificates import expiry_remark
-    from dynamo_core.runtime.resolve import RESPONSE_STORE, store_remark
+
+    from dynamo_runtime.assembly.resolve import RESPONSE_STORE, store_remark
 
     if remark := store_remark(resolved, settings.frontend.processes):
         yield {"section": RESPONSE_STORE, "remark": remark}
@@ -116,10 +119,10 @@ def _listeners(settings: Settings) -> Iterator[dict[str, Any]]:
 
 def _models(settings: Settings, resolved: Resolved, loader: PluginLoader) -> tuple[list[dict[str, Any]], ...]:
     """Return the parsers of each worker's model, and the forms that its chat template reads."""
-    from dynamo_core.runtime.parser_candidates import find_candidates
-    from dynamo_core.runtime.worker_process import worker_config
-    from dynamo_core.worker.model_files import read_files
-    from dynamo_core.worker.parser_choice import REASONING_KEY, TOOL_KEY, choose_parsers
+    from dynamo_runtime.assembly.parser_candidates import find_candidates
+    from dynamo_runtime.assembly.worker_process import worker_config
+    from dynamo_runtime.worker.model_files import read_files
+    from dynamo_runtime.worker.parser_choice import REASONING_KEY, TOOL_KEY, choose_parsers
 
     parsers, templates = [], []
     candidates = find_candidates(settings, loader)

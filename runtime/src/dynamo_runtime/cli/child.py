@@ -10,7 +10,7 @@ import signal
 def main() -> None:
     """Runs the command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from dynamo_core.cli.main import main as command
+    from dynamo_runtime.cli.main import main as command
 
     command()
 

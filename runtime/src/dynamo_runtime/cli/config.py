@@ -6,14 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from dynamo_core.cli.options import config_options, flag_options, json_option, load, view
-from dynamo_core.cli.table import format_table
 from dynamo_core.errors import PluginError
+
+from dynamo_runtime.cli.options import config_options, flag_options, json_option, load, view
+from dynamo_runtime.cli.table import format_table
 
 if TYPE_CHECKING:
     from dynamo_core.contracts.config import PluginConfig
-    from dynamo_core.settings import LoadedSettings
+
+    from dynamo_runtime.settings import LoadedSettings
 
 
 @click.group()
@@ -54,7 +55,7 @@ def schema(**options: Any) -> None:
     It has the keys of the plugins that the config names, as far as they are installed. Workers with different engines
     share one schema: it then leaves the keys of their engines open.
     """
-    from dynamo_core.settings import config_schema
+    from dynamo_runtime.settings import config_schema
 
     click.echo(json.dumps(config_schema(plugin_models(load(**options))), indent=2))
 
@@ -62,7 +63,8 @@ def schema(**options: Any) -> None:
 def plugin_models(loaded: LoadedSettings) -> dict[str, type[PluginConfig]]:
     """The settings model of each plugin section, by the section's path as `config_schema` takes it."""
     from dynamo_core.plugins.loader import PluginLoader
-    from dynamo_core.runtime.resolve import load_plugin, named_plugins
+
+    from dynamo_runtime.assembly.resolve import load_plugin, named_plugins
 
     loader = PluginLoader(loaded.plugin_files)
     found: dict[str, set[type[PluginConfig] | None]] = {}

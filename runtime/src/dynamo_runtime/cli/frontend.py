@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dynamo_core.cli.serve import run, serve_options
+from dynamo_runtime.cli.serve import run, serve_options
 
 
 @click.command()

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from dynamo_core.cli.options import json_option
+from dynamo_runtime.cli.options import json_option
 
 
 @click.group()
@@ -22,7 +22,7 @@ def new(name: str, as_json: bool) -> None:
 
     The key is for the client, the entry for the config. `admin.token` takes such a hash too.
     """
-    from dynamo_core.http.auth import hash_of, new_key
+    from dynamo_http.auth import hash_of, new_key
 
     key = new_key()
     if as_json:

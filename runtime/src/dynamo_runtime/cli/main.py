@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from dynamo_core import garbage
-from dynamo_core.cli.lazy import LazyGroup
+from dynamo_runtime import garbage
+from dynamo_runtime.cli.lazy import LazyGroup
 
 #: The line of help of each command, in the order in which they are shown.
 COMMANDS = {
@@ -39,7 +39,7 @@ def _print_version(ctx: click.Context, parameter: click.Parameter, value: bool) 
     cls=LazyGroup,
     table=COMMANDS,
     optional=OPTIONAL_COMMANDS,
-    package="dynamo_core.cli",
+    package="dynamo_runtime.cli",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(

@@ -13,9 +13,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 
 import click
-from importlib_metadata import version
-
 from dynamo_core.errors import ConfigError
+from importlib_metadata import version
 
 #: Every file of the templates ends with it, so that no tool takes them for code.
 SUFFIX = ".tmpl"
@@ -33,6 +32,9 @@ terminal, ask it something; Ctrl-C stops the server:
 curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
   -d '{"model": "mock-model", "prompt": "Hello", "max_tokens": 16}'
 ```"""
+_RUN = """# `python -m @module@`, without a config file that names it.
+run = ["dynamo-runtime~=@core@"]
+"""
 #: The plugins beside which a new one runs.
 _STAGES = {
     "frontend": "openai",
@@ -52,7 +54,9 @@ class Template:
     picks: str = "use: @name@"
     #: What the class's name ends with, and the name of its module; the kind's last word.
     word: str = ""
-    dependency: str = ""
+    dependencies: tuple[str, ...] = ()
+    #: Extras of its distribution, as lines of the manifest.
+    extras: str = ""
 
     @property
     def last_word(self) -> str:
@@ -68,14 +72,16 @@ class Template:
 TEMPLATES = {
     template.kind: template
     for template in (
-        Template("engine", "delay=0.01"),
+        Template("engine", "delay=0.01", extras=_RUN),
         Template("router", "token_weight=0.01"),
         Template("admission", "limit=8"),
         Template("transport"),
         Template("discovery"),
-        Template("frontend", "max_tokens=8", dependency="dynamo-text"),
+        Template(
+            "frontend", "max_tokens=8", dependencies=("dynamo-http~=@core@", "dynamo-text~=@core@", "aiohttp>=3.14")
+        ),
         Template("response_store", "max_records=8", word="store"),
-        Template("extension", "kept=8"),
+        Template("extension", "kept=8", dependencies=("aiohttp>=3.14",)),
         Template("tool_parser", picks="tool_call_parser: @name@", word="parser"),
         Template("reasoning_parser", picks="reasoning_parser: @name@", word="parser"),
     )
@@ -96,13 +102,13 @@ def template_variables(kind: str, name: str, bin_folder: str = "", *, single_fil
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the name of a plugin: it {ALLOWED}, such as my-{_dashed(kind)}")
     template, contract = TEMPLATES[kind], CONTRACTS[kind]
-    about = (files("dynamo_core.cli") / "_template" / kind / f"about.md{SUFFIX}").read_text("utf-8")
+    about = (files("dynamo_runtime.cli") / "_template" / kind / f"about.md{SUFFIX}").read_text("utf-8")
     intro, serve, settings = (part.strip() for part in about.split(_PART, 2))
     distribution = f"dynamo-plugin-{_dashed(kind)}-{name}"
     module = distribution.replace("-", "_")
     file = name.replace("-", "_") if single_file else template.last_word
     class_name = "".join(part.capitalize() for part in name.split("-")) + template.last_word.capitalize()
-    dependencies = ["dynamo-core", *([template.dependency] if template.dependency else [])]
+    dependencies = ["dynamo-core~=@core@", *template.dependencies]
     others = [f"`dynamo-plugin-{other}-{plugin}`" for other, plugin in _STAGES.items() if other != kind]
     major, minor = version("dynamo-core").split(".")[:2]
     return {
@@ -112,7 +118,8 @@ def template_variables(kind: str, name: str, bin_folder: str = "", *, single_fil
         "@set@": f" --set {template.example}" if template.example else "",
         "@choice@": ", with the\nsettings of your choice" if template.example else "",
         "@command@": " ".join([*command_words(kind)[:1], name, *command_words(kind)[1:]]),
-        "@dependencies@": ", ".join(f'"{one}~=@core@"' for one in dependencies),
+        "@dependencies@": ", ".join(f'"{one}"' for one in dependencies),
+        "@extras@": template.extras,
         "@declare@": f"\nDYNAMO_API = {DYNAMO_API}\n" if single_file else "",
         "@picks@": template.picks,
         "@use@": f"./{file}.py:{class_name}" if single_file else name,
@@ -157,7 +164,7 @@ _AS_ONE_FILE = {"plugin.py": "@file@.py", "test.py": "test_@file@.py", "config.y
 def render(kind: str, name: str, bin_folder: str = "", *, single_file: bool = False) -> dict[PurePosixPath, str]:
     """The files of a new plugin of this kind: their paths inside its folder, and what is in them."""
     variables = template_variables(kind, name, bin_folder, single_file=single_file)
-    templates = files("dynamo_core.cli") / "_template"
+    templates = files("dynamo_runtime.cli") / "_template"
     places = _AS_ONE_FILE if single_file else _IN_PACKAGE
     found = dict(_templates(templates / ("single" if single_file else "package"), PurePosixPath()))
     for path, text in _templates(templates / kind, PurePosixPath()):

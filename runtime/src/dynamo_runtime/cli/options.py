@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
-
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings.flags import FLAGS, Flag
+
+from dynamo_runtime.settings.flags import FLAGS, Flag
 
 if TYPE_CHECKING:
-    from dynamo_core.settings import LoadedSettings, SettingsView
+    from dynamo_runtime.settings import LoadedSettings, SettingsView
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -78,14 +78,14 @@ def load(**options: Any) -> LoadedSettings:
         ConfigError: two files are named, or the settings are wrong.
     """
     # Imported here, as the models are not needed for a command's --help.
-    from dynamo_core.settings import load_settings
+    from dynamo_runtime.settings import load_settings
 
     return load_settings(**_arguments(**options))
 
 
 def view(**options: Any) -> SettingsView:
     """As `load`, to look at: secrets whose variable is not set are no error."""
-    from dynamo_core.settings import view_settings
+    from dynamo_runtime.settings import view_settings
 
     return view_settings(**_arguments(**options))
 

@@ -7,14 +7,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
-
-from dynamo_core.cli.options import config_options, json_option, load
-from dynamo_core.cli.table import format_table
 from dynamo_core.errors import PluginError
+
+from dynamo_runtime.cli.options import config_options, json_option, load
+from dynamo_runtime.cli.table import format_table
 
 if TYPE_CHECKING:
     from dynamo_core.plugins.loader import PluginLoader
-    from dynamo_core.settings import LoadedSettings
+
+    from dynamo_runtime.settings import LoadedSettings
 
 LOADED, INSTALLED = "loaded", "installed"
 
@@ -56,7 +57,7 @@ def command(as_json: bool, **options: Any) -> None:
 
 def load_named(loaded: LoadedSettings, loader: PluginLoader) -> list[str]:
     """Loads what the settings name, one by one, and returns a line for each that cannot be loaded."""
-    from dynamo_core.runtime.resolve import load_plugin, named_plugins
+    from dynamo_runtime.assembly.resolve import load_plugin, named_plugins
 
     problems = []
     for named in named_plugins(loaded.settings):

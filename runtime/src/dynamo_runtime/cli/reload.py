@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import click
+from dynamo_http.admin_client import AdminClient, admin_options, reason_of
 
-from dynamo_core.cli.admin_client import AdminClient, admin_options, reason_of
-from dynamo_core.cli.options import json_option
-from dynamo_core.cli.table import format_table
+from dynamo_runtime.cli.options import json_option
+from dynamo_runtime.cli.table import format_table
 
 PATH = "/admin/reload"
 

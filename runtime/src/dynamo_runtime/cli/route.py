@@ -7,13 +7,13 @@ import json
 from typing import Any
 
 import click
-
-from dynamo_core.cli.admin_client import AdminClient, admin_options, reason_of
-from dynamo_core.cli.options import json_option
-from dynamo_core.cli.table import format_table
 from dynamo_core.errors import ConfigError
 from dynamo_core.files import read_file
 from dynamo_core.protocol.reading import read_json
+from dynamo_http.admin_client import AdminClient, admin_options, reason_of
+
+from dynamo_runtime.cli.options import json_option
+from dynamo_runtime.cli.table import format_table
 
 PATH = "/route/explain"
 

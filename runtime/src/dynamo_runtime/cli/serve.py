@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
-
-from dynamo_core.cli.options import config_options, flag_options, load
 from dynamo_core.errors import ConfigError
+
+from dynamo_runtime.cli.options import config_options, flag_options, load
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
@@ -49,8 +49,8 @@ def run(
     Raises:
         ConfigError: the settings are wrong, or there is no such worker.
     """
-    from dynamo_core.runtime.app import serve
-    from dynamo_core.settings.shape import suggestion
+    from dynamo_runtime.app import serve
+    from dynamo_runtime.settings.shape import suggestion
 
     loaded = load(**options)
     if worker is not None:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-
-from dynamo_core.cli.serve import REPLICA, run, serve_options
 from dynamo_core.errors import ConfigError
+
+from dynamo_runtime.cli.serve import REPLICA, run, serve_options
 
 #: Commands of `dynamo workers`, which are one letter away.
 _OF_WORKERS: Final = frozenset({"cordon", "uncordon", "drain"})

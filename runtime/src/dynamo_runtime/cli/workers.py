@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import quote
 
 import click
-
-from dynamo_core.cli.admin_client import AdminClient, admin_options, reason_of
-from dynamo_core.cli.options import json_option
-from dynamo_core.cli.table import format_table
 from dynamo_core.errors import ConfigError
+from dynamo_http.admin_client import AdminClient, admin_options, reason_of
+
+from dynamo_runtime.cli.options import json_option
+from dynamo_runtime.cli.table import format_table
 
 PATH = "/admin/workers"
 #: Seconds between two looks at a worker that drains.

@@ -16,13 +16,11 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import msgspec
-
 from dynamo_core.backoff import jitter
 from dynamo_core.contracts.call import FRONTEND_CALL, ServedContext
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
 from dynamo_core.contracts.peers import MAX_PAYLOAD, PeerHandler, PeerReplies
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.caller import Caller
 from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported, Unknown
 from dynamo_core.protocol.cards import read_frontend
 from dynamo_core.protocol.reading import UNREADABLE, Unreadable, check_depth, read, shown
@@ -30,6 +28,8 @@ from dynamo_core.protocol.records import FRONTENDS, FrontendRecord, Instance, Pe
 from dynamo_core.protocol.unreadable import UnreadableWarner
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
+
+from dynamo_runtime.dispatch.execution.caller import Caller
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dynamo_core.errors import Cancelled, DynamoError
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.timeouts import FixedTimeouts
+from dynamo_telemetry.metrics import Metrics
+
+from dynamo_runtime.dispatch.timeouts import FixedTimeouts
 
 MB = 1024 * 1024
 #: Bytes of an output, and of each of its tokens, log-probabilities and alternatives.

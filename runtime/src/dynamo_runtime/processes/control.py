@@ -17,13 +17,13 @@ from itertools import count
 from typing import Any, Self
 
 import msgspec
-
 from dynamo_core.errors import Disconnected, ResponseTimeout
 from dynamo_core.protocol.reading import Unreadable, read
 from dynamo_core.resources import AsyncResource
-from dynamo_core.runtime.reaper import MARK
-from dynamo_core.runtime.signals import Signals, give_up
 from dynamo_core.tasks import TaskSet
+
+from dynamo_runtime.processes.reaper import MARK
+from dynamo_runtime.processes.signals import Signals, give_up
 
 log = logging.getLogger(__name__)
 

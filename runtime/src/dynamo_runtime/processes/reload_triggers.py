@@ -13,8 +13,9 @@ from typing import Any
 
 from dynamo_core.files import read_file
 from dynamo_core.resources import AsyncResource
-from dynamo_core.runtime.reload import Reload
 from dynamo_core.tasks import TaskSet
+
+from dynamo_runtime.assembly.reload import Reload
 
 log = logging.getLogger(__name__)
 

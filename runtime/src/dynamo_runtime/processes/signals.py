@@ -7,8 +7,9 @@ import os
 import signal
 from collections.abc import Callable
 
-from dynamo_core.runtime.watchdog import OVERDUE, Watchdog, give_up, threads_left
-from dynamo_core.telemetry import logs
+from dynamo_telemetry import logs
+
+from dynamo_runtime.processes.watchdog import OVERDUE, Watchdog, give_up, threads_left
 
 __all__ = ["OVERDUE", "Signals", "end_with", "give_up"]
 

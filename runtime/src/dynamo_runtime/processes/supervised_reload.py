@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 import msgspec
-
 from dynamo_core.errors import ConfigError, Disconnected, DynamoError
 from dynamo_core.protocol.reading import Unreadable, read
-from dynamo_core.runtime.reload import (
+
+from dynamo_runtime.assembly.reload import (
     APPLYING,
     PREPARING,
     Plan,
@@ -98,7 +98,7 @@ class ChildReload:
         self._plan: Plan | None = None
 
     async def __call__(self, dry_run: bool) -> ReloadReport:
-        """See `dynamo_core.runtime.reload.Reload`."""
+        """See `dynamo_runtime.assembly.reload.Reload`."""
         try:
             answer = await self._supervisor.ask(_plain(Request("reload", dry_run=dry_run)), WHOLE)
             return read(_reports, msgspec.json.encode(answer))
@@ -142,7 +142,7 @@ class SupervisedReload:
         self._children = children
 
     async def __call__(self, dry_run: bool) -> ReloadReport:
-        """See `dynamo_core.runtime.reload.Reload`."""
+        """See `dynamo_runtime.assembly.reload.Reload`."""
         try:
             plan = await self._reloader.prepare()
         except ConfigError as error:

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dynamo_core.backoff import pauses
-from dynamo_core.runtime import reaper
-from dynamo_core.runtime.control import CUT, HURRY, VARIABLE, Answerer, ChildLine
-from dynamo_core.runtime.roles import FRONTEND, WORKERS
-from dynamo_core.runtime.signals import OVERDUE
-from dynamo_core.settings import Settings
 from dynamo_core.tasks import TaskSet
+
+from dynamo_runtime.assembly.roles import FRONTEND, WORKERS
+from dynamo_runtime.processes import reaper
+from dynamo_runtime.processes.control import CUT, HURRY, VARIABLE, Answerer, ChildLine
+from dynamo_runtime.processes.signals import OVERDUE
+from dynamo_runtime.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -284,4 +285,4 @@ def _cause(code: int) -> str:
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
     """The command line of a child: this interpreter, ``dynamo serve``, and the arguments of this process."""
-    return [sys.executable, "-m", "dynamo_core.cli.child", "serve", *arguments]
+    return [sys.executable, "-m", "dynamo_runtime.cli.child", "serve", *arguments]

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from dynamo_core.telemetry import logs
+from dynamo_telemetry import logs
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dynamo_core.settings.loader import LoadedSettings, section_of
-from dynamo_core.settings.model import LIVE_KEYS, SWITCHES
-from dynamo_core.settings.tree import DEFAULT, Leaf, Path, Table, leaves
+from dynamo_runtime.settings.loader import LoadedSettings, section_of
+from dynamo_runtime.settings.model import LIVE_KEYS, SWITCHES
+from dynamo_runtime.settings.tree import DEFAULT, Leaf, Path, Table, leaves
 
 _LIVE = [tuple(key.split(".")) for key in LIVE_KEYS]
 #: Follows the name of a file whose content is another one.

@@ -13,10 +13,10 @@ from pathlib import Path as FilePath
 from typing import Any, NamedTuple
 
 import yaml
-
 from dynamo_core.errors import ConfigError
 from dynamo_core.files import read_file
-from dynamo_core.settings.tree import Leaf, Node, Path, Table, from_plain, to_plain
+
+from dynamo_runtime.settings.tree import Leaf, Node, Path, Table, from_plain, to_plain
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 

@@ -13,8 +13,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings.shape import Shape, suggestion
-from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Table, from_plain, location
+
+from dynamo_runtime.settings.shape import Shape, suggestion
+from dynamo_runtime.settings.tree import DEFAULT, Leaf, Node, Table, from_plain, location
 
 #: Merges an upper table over a lower one that holds the given keys.
 Merge: TypeAlias = Callable[[Table, Table, Shape | None], Table]

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from dynamo_core.contracts.config import NESTED
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings.entries import is_entry_list, merge_entries, read_entries
-from dynamo_core.settings.shape import REQUIRED, Shape, suggestion
-from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Path, Table, find, location, replace_at
+
+from dynamo_runtime.settings.entries import is_entry_list, merge_entries, read_entries
+from dynamo_runtime.settings.shape import REQUIRED, Shape, suggestion
+from dynamo_runtime.settings.tree import DEFAULT, Leaf, Node, Path, Table, find, location, replace_at
 
 
 def merge(lower: Table, upper: Table, shape: Shape | None = None) -> Table:

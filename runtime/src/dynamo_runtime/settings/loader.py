@@ -13,16 +13,17 @@ from typing import Any, NamedTuple, TypeVar
 from dynamo_core.contracts.config import NESTED, PluginConfig
 from dynamo_core.errors import ConfigError
 from dynamo_core.files import read_file
-from dynamo_core.settings.documents import Document, read_document
-from dynamo_core.settings.entries import by_entry_name, settle
-from dynamo_core.settings.layers import check, fill, merge, plugin_choices
-from dynamo_core.settings.model import CERTIFICATE_FILES, Settings
-from dynamo_core.settings.redaction import referenced_files, resolve
-from dynamo_core.settings.shape import Shape, shape_of, suggestion
-from dynamo_core.settings.sources import environment_layer, flag_layer, set_layer, worker_names
-from dynamo_core.settings.tree import DEFAULT, Leaf, Node, Table, find, from_plain, leaves, relabelled, to_plain
-from dynamo_core.settings.validation import ValidationSubject, validate, validate_lenient
 from dynamo_core.single_file import NO_FILES, PluginFiles, names_in
+
+from dynamo_runtime.settings.documents import Document, read_document
+from dynamo_runtime.settings.entries import by_entry_name, settle
+from dynamo_runtime.settings.layers import check, fill, merge, plugin_choices
+from dynamo_runtime.settings.model import CERTIFICATE_FILES, Settings
+from dynamo_runtime.settings.redaction import referenced_files, resolve
+from dynamo_runtime.settings.shape import Shape, shape_of, suggestion
+from dynamo_runtime.settings.sources import environment_layer, flag_layer, set_layer, worker_names
+from dynamo_runtime.settings.tree import DEFAULT, Leaf, Node, Table, find, from_plain, leaves, relabelled, to_plain
+from dynamo_runtime.settings.validation import ValidationSubject, validate, validate_lenient
 
 ConfigT = TypeVar("ConfigT", bound=PluginConfig)
 

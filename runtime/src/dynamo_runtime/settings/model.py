@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
+from dynamo_core.certificates import ServerTls
+from dynamo_core.contracts.admission import NO_ADMISSION
+from dynamo_core.contracts.engine import AUTO_PARSER, DisaggregationMode
+from dynamo_core.contracts.field_types import (
+    Count,
+    NotBool,
+    Port,
+    Positive,
+    Seconds,
+    SecondsOrZero,
+    Text,
+    Word,
+    not_a_bool_number,
+)
+from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
+from dynamo_core.errors import BackendError
+from dynamo_core.protocol.cards import check_model_name
+from dynamo_http.settings import AuthSettings, HttpSettings
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -17,28 +34,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticKnownError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
-
-from dynamo_core.certificates import ServerTls
-from dynamo_core.contracts.admission import NO_ADMISSION
-from dynamo_core.contracts.engine import AUTO_PARSER, DisaggregationMode
-from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
-from dynamo_core.errors import BackendError
-from dynamo_core.protocol.cards import check_model_name
-
-
-def _not_a_bool(value: object) -> object:
-    # pydantic reads true as 1, which hides slips such as `replicas: yes`.
-    if isinstance(value, bool):
-        raise PydanticKnownError("int_type")
-    return value
-
-
-def _not_a_bool_number(value: object) -> object:
-    if isinstance(value, bool):
-        raise PydanticKnownError("float_type")
-    return value
 
 
 def _none(value: object) -> object:
@@ -68,15 +64,6 @@ def _check_printable(value: str) -> str:
     return value
 
 
-def _header_name(value: str) -> str:
-    name = value.lower()
-    if name in _SECRET_HEADERS:
-        raise ValueError(
-            f"`{name}` holds a secret of the client: let clients send what plugins may see in another header"
-        )
-    return name
-
-
 def _split(value: object) -> object:
     # The command lines people move from spell this "chat,completions".
     if isinstance(value, str):
@@ -84,31 +71,12 @@ def _split(value: object) -> object:
     return value
 
 
-#: Headers that hold secrets of the client.
-_SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
-
-# The bounds come first, so that the JSON Schema sees them; validators that run before them stand after.
-NotBool = BeforeValidator(_not_a_bool)
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_not_a_bool_number)]
-SecondsOrZero = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_not_a_bool_number)]
-Port = Annotated[int, Field(ge=0, le=65535), NotBool]
-Count = Annotated[int, Field(ge=0), NotBool]
-Positive = Annotated[int, Field(ge=1), NotBool]
-#: Namespaces, components and endpoints are parts of keys and subjects, where dots and slashes separate.
-Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]+$")]
 WorkerName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]+$")]
-Text = Annotated[str, StringConstraints(min_length=1)]
 #: The word that the command lines people move from have for it.
 NoneWord = BeforeValidator(_none)
-Share = Annotated[float | None, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(_not_a_bool_number), NoneWord]
-Fraction = Annotated[float | None, Field(ge=0, allow_inf_nan=False), BeforeValidator(_not_a_bool_number), NoneWord]
+Share = Annotated[float | None, Field(ge=0, le=1, allow_inf_nan=False), BeforeValidator(not_a_bool_number), NoneWord]
+Fraction = Annotated[float | None, Field(ge=0, allow_inf_nan=False), BeforeValidator(not_a_bool_number), NoneWord]
 Tokens = Annotated[int | None, Field(ge=0), NotBool, NoneWord]
-#: A scheme and a host, perhaps a port, and nothing behind them: browsers send no more.
-Origin = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9+.-]*://[^/?#*\s]+$")]
-#: Names of HTTP headers, in any case.
-HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"), AfterValidator(_header_name)]
-_HASH = re.compile(r"sha256:[0-9a-fA-F]{64}")
-
 #: Seconds that a stopping worker has for its cleanup, if its time is not divided otherwise.
 CLEANUP_TIME = 5.0
 
@@ -302,53 +270,6 @@ class AdminSettings(BaseModel):
     )
 
 
-class KeySettings(BaseModel):
-    """An API key: where its hash is, and what it is for."""
-
-    model_config = _STRICT
-
-    id: Word = Field(description="Its name in logs and for admission.")
-    hash: str | None = Field(default=None, description="`sha256:` and the hash, as `dynamo key new` prints it.")
-    env: Text | None = Field(
-        default=None, description="The environment variable that holds the key, in place of `hash`."
-    )
-    models: tuple[Text, ...] | None = Field(default=None, description="The models it may ask for; null means all.")
-    tenant: Text = Field(default="default", description="Whose key it is, for admission.")
-    priority: Annotated[int, NotBool] = Field(default=0, description="Higher goes first, where admission goes by it.")
-
-    @model_validator(mode="after")
-    def _check_source(self) -> KeySettings:
-        if (self.hash is None) is (self.env is None):
-            raise ValueError(f"key {self.id!r} needs either hash or env")
-        if self.hash is not None and not _HASH.fullmatch(self.hash):
-            # What was written is not repeated: it may be the key itself.
-            raise ValueError(
-                f"the hash of key {self.id!r} is not `sha256:` and 64 hexadecimal digits, as `dynamo key new` prints it"
-            )
-        return self
-
-
-class AuthSettings(BaseModel):
-    """Which clients may use models. Without keys, every client that reaches the listener."""
-
-    model_config = _STRICT
-
-    keys: tuple[KeySettings, ...] = Field(
-        default=(), description="API keys: `id`, `hash` or `env`, `models`, `tenant`, `priority`; none asks for no key."
-    )
-
-    @model_validator(mode="after")
-    def _check_doubles(self) -> AuthSettings:
-        for name in ("id", "hash", "env"):
-            seen: set[str | None] = set()
-            for key in self.keys:
-                value = getattr(key, name)
-                if value is not None and value in seen:
-                    raise ValueError(f"two keys have the same {name}; the second is {key.id!r}")
-                seen.add(value)
-        return self
-
-
 class ClientSettings(BaseModel):
     """Deadlines and retries on the way from the frontend to a worker. Times are in seconds."""
 
@@ -410,55 +331,6 @@ class ClientSettings(BaseModel):
         default=None,
         description="Whether frontends share the load that they have placed on workers; null means where "
         "`frontend.processes` is more than 1, or admission goes by thresholds.",
-    )
-
-
-class CorsSettings(BaseModel):
-    """Web pages that may ask from a browser."""
-
-    model_config = _STRICT
-
-    origins: tuple[Origin, ...] = Field(
-        default=(),
-        description="Origins such as `https://chat.example.com`, matched exactly; an empty list disables CORS.",
-    )
-
-
-class HttpSettings(BaseModel):
-    """Limits of the listeners."""
-
-    model_config = _STRICT
-
-    body_limit_mb: Positive = Field(default=45, description="Largest request body, in MB.")
-    bodies_limit_mb: Positive = Field(
-        default=192,
-        description="MB that large request bodies may take together while they arrive, and again while they are "
-        "parsed and encoded; more wait.",
-    )
-    max_connections: Positive = Field(default=10000, description="Connections open at once.")
-    header_timeout: Seconds = Field(
-        default=10, description="Seconds for a TLS handshake, and for the first header of a connection."
-    )
-    body_timeout: Seconds = Field(default=60, description="Seconds for the body of a request to arrive.")
-    idle_timeout: Seconds = Field(default=75, description="Seconds after which an idle connection is closed.")
-    cors: CorsSettings = Field(default_factory=CorsSettings)
-    metrics_prefix: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z_][a-zA-Z0-9_]*$")] = Field(
-        default="dynamo_frontend", description="Prefix of the frontend's metrics."
-    )
-    overload_status: Literal[503, 529, 429] = Field(
-        default=503, description="HTTP status of a request that is refused for load."
-    )
-    session_header: HeaderName | None = Field(
-        default=None,
-        description="The request header that names the client's session, for routers and admission; null means none.",
-    )
-    forward_headers: tuple[HeaderName, ...] = Field(
-        default=(),
-        description="Request headers that routers, admission and extensions see; never those that hold secrets.",
-    )
-    forward_identity: bool = Field(
-        default=False,
-        description="Whether workers are told tenant, user and session of each request, and its `forward_headers`.",
     )
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from dynamo_core.errors import ConfigError
 from dynamo_core.files import SECRET, read_file
-from dynamo_core.settings.tree import Leaf, Path, Table, leaves, location
+
+from dynamo_runtime.settings.tree import Leaf, Path, Table, leaves, location
 
 HIDDEN = "***"
 

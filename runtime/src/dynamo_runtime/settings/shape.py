@@ -9,11 +9,10 @@ from functools import cache
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
+from dynamo_core.contracts.config import NESTED
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
-
-from dynamo_core.contracts.config import NESTED
 
 #: The default of a key that must be given.
 REQUIRED = PydanticUndefined

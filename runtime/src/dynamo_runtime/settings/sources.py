@@ -8,12 +8,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from dynamo_core.errors import ConfigError
-from dynamo_core.settings.documents import parse_text
-from dynamo_core.settings.flags import FLAGS, PROCESS_NAMES
-from dynamo_core.settings.layers import assign, check, expand
-from dynamo_core.settings.redaction import HIDDEN, redacted
-from dynamo_core.settings.shape import Shape
-from dynamo_core.settings.tree import Path, Table, find, from_plain, replace_at, to_plain
+
+from dynamo_runtime.settings.documents import parse_text
+from dynamo_runtime.settings.flags import FLAGS, PROCESS_NAMES
+from dynamo_runtime.settings.layers import assign, check, expand
+from dynamo_runtime.settings.redaction import HIDDEN, redacted
+from dynamo_runtime.settings.shape import Shape
+from dynamo_runtime.settings.tree import Path, Table, find, from_plain, replace_at, to_plain
 
 log = logging.getLogger(__name__)
 

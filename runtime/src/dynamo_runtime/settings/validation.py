@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from dynamo_core.contracts.config import SettingsMismatch
+from dynamo_core.errors import ConfigError
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dynamo_core.contracts.config import SettingsMismatch
-from dynamo_core.errors import ConfigError
-from dynamo_core.settings.shape import Shape, suggestion
-from dynamo_core.settings.tree import Leaf, Node, Path, Table, location, replace_at, to_plain
+from dynamo_runtime.settings.shape import Shape, suggestion
+from dynamo_runtime.settings.tree import Leaf, Node, Path, Table, location, replace_at, to_plain
 
 ModelT = TypeVar("ModelT")
 

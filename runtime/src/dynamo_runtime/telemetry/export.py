@@ -10,8 +10,8 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 
+from dynamo_core import spans
 from dynamo_core.errors import ConfigError
-from dynamo_core.telemetry import spans
 
 log = logging.getLogger(__name__)
 
@@ -47,13 +47,13 @@ def configure_export(service_name: str) -> bool:
     _check_protocol(os.environ)
     ratio = _ratio(os.environ)
     try:
-        from dynamo_core.telemetry import otel
+        from dynamo_runtime.telemetry import otel
 
         recorder, close = otel.connect(service_name, ratio)
     except ImportError as error:
         raise ConfigError(
             f"environment {ENABLED}: traces cannot be exported, {error.name or 'a package'} is not installed; "
-            'install it with pip install "dynamo-core[otlp]", or set the variable to 0'
+            'install it with pip install "dynamo-runtime[otlp]", or set the variable to 0'
         ) from error
     shutdown_export()
     _close = close

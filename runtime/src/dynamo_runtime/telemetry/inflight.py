@@ -8,18 +8,20 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 
+from dynamo_core import tracing
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.request_events import RequestFinished, RequestFirstToken, RequestReceived
 from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD, DynamoError
 from dynamo_core.protocol.ids import client_request_id, new_request_id
 from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.records import RequestRecord
-from dynamo_core.telemetry import logs, tracing
-from dynamo_core.telemetry.gen_ai import gen_ai_attributes
-from dynamo_core.telemetry.metrics import Counter, Gauge, Metrics
-from dynamo_core.telemetry.request_events import RequestEventHub
-from dynamo_core.telemetry.spans import Span, start_span
-from dynamo_core.telemetry.stages import PREPROCESS, Stage, Stages
+from dynamo_core.spans import Span, start_span
+from dynamo_telemetry import logs
+from dynamo_telemetry.gen_ai import gen_ai_attributes
+from dynamo_telemetry.metrics import Counter, Gauge, Metrics
+
+from dynamo_runtime.telemetry.request_events import RequestEventHub
+from dynamo_runtime.telemetry.stages import PREPROCESS, Stage, Stages
 
 log = logging.getLogger(__name__)
 

@@ -12,6 +12,10 @@ import re
 from collections.abc import Callable, Sequence
 from contextvars import Token
 
+from dynamo_core import tracing
+from dynamo_core.protocol.request import TraceLink
+from dynamo_core.spans import Attributes, Kind, Recorder, Span, Value
+from dynamo_core.tracing import TraceContext
 from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
@@ -29,11 +33,6 @@ from opentelemetry.trace import (
     TraceFlags,
     TraceState,
 )
-
-from dynamo_core.protocol.request import TraceLink
-from dynamo_core.telemetry import tracing
-from dynamo_core.telemetry.spans import Attributes, Kind, Recorder, Span, Value
-from dynamo_core.telemetry.tracing import TraceContext
 
 _KINDS: dict[Kind, SpanKind] = {
     "internal": SpanKind.INTERNAL,
@@ -88,7 +87,7 @@ class RandomIds(IdGenerator):
 
 
 class SpanRecorder:
-    """Opens spans of a provider; a `dynamo_core.telemetry.spans.Recorder`."""
+    """Opens spans of a provider; a `dynamo_core.spans.Recorder`."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._tracer = provider.get_tracer("dynamo_core")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from dynamo_core.telemetry.metrics import Gauge, Histogram, Metrics
+from dynamo_telemetry.metrics import Gauge, Histogram, Metrics
 
 PREPROCESS, ROUTE, DISPATCH = "preprocess", "route", "dispatch"
 

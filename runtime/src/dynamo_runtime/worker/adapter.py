@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import msgspec
-
 from dynamo_core.contracts.boundary import (
     ContractViolation,
     call_async,
@@ -38,15 +37,16 @@ from dynamo_core.errors import (
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 from dynamo_core.resources import AsyncResource
+from dynamo_core.spans import Span, start_span
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry import logs
-from dynamo_core.telemetry.spans import Span, start_span
-from dynamo_core.telemetry.tracing import TraceContext
-from dynamo_core.worker.gate import CapacityGate, Ticket
-from dynamo_core.worker.generate_span import NO_REASON, GenerateSpan, not_empty
-from dynamo_core.worker.metrics import WorkerMetrics
-from dynamo_core.worker.progress import ProgressReporter
-from dynamo_core.worker.validate import StreamRules, validated, validator_enabled
+from dynamo_core.tracing import TraceContext
+from dynamo_telemetry import logs
+
+from dynamo_runtime.worker.gate import CapacityGate, Ticket
+from dynamo_runtime.worker.generate_span import NO_REASON, GenerateSpan, not_empty
+from dynamo_runtime.worker.metrics import WorkerMetrics
+from dynamo_runtime.worker.progress import ProgressReporter
+from dynamo_runtime.worker.validate import StreamRules, validated, validator_enabled
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,6 @@ import socket
 import time
 
 import msgspec
-from importlib_metadata import version
-
 from dynamo_core.contracts.engine import EMBED, RERANK, SCORE, DisaggregationMode, EngineConfig, WorkerConfig
 from dynamo_core.contracts.model_folder import TOKENIZER
 from dynamo_core.kv.hashes import SCHEME
@@ -23,7 +21,9 @@ from dynamo_core.protocol.records import (
     ModelFile,
     RuntimeConfig,
 )
-from dynamo_core.worker.parser_choice import NO_CHOICE, ParserChoice
+from importlib_metadata import version
+
+from dynamo_runtime.worker.parser_choice import NO_CHOICE, ParserChoice
 
 _WORKER_TYPE = {
     DisaggregationMode.AGGREGATED: AGGREGATED,

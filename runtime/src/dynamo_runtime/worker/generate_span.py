@@ -9,7 +9,7 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.telemetry.spans import Span, describe
+from dynamo_core.spans import Span, describe
 
 #: `finish_reason` of a stream whose consumer left before the terminal item, and the text of its status.
 DROPPED = "Dropped"

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
-
 from dynamo_core.contracts.engine import AUTO_PARSER, NO_PARSER, WorkerConfig
 from dynamo_core.contracts.model_folder import (
     CHAT_TEMPLATE,

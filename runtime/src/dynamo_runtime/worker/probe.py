@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-
 from dynamo_core.contracts.model_folder import GENERATION_CONFIG, MODEL_CONFIG
 from dynamo_core.protocol.reading import UNREADABLE, read_json, shown
 from dynamo_core.protocol.records import CHAT, ModelCard

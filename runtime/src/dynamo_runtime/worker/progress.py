@@ -13,7 +13,8 @@ from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
-from dynamo_core.worker.canary import Beats
+
+from dynamo_runtime.worker.canary import Beats
 
 log = logging.getLogger(__name__)
 

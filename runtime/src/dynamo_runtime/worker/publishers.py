@@ -12,7 +12,6 @@ import time
 from contextlib import suppress
 
 import msgspec
-
 from dynamo_core.contracts.boundary import call_async, check_sources
 from dynamo_core.contracts.discovery import Lease
 from dynamo_core.contracts.engine import KvEventSource, LLMEngine, LoadSource
@@ -20,7 +19,8 @@ from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.protocol.events import KV_EVENTS, KV_METRICS, ActiveLoad, KvEvent, RouterEvent
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
-from dynamo_core.worker.kv_history import KvHistory
+
+from dynamo_runtime.worker.kv_history import KvHistory
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import AsyncGenerator
 
 import msgspec
-
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.discovery import Lease
 from dynamo_core.errors import DynamoError, EngineShutdown, InvalidArgument, Unavailable
@@ -22,7 +21,8 @@ from dynamo_core.protocol.records import (
     WorkerStateReport,
     WorkerStateRequest,
 )
-from dynamo_core.worker.gate import CapacityGate
+
+from dynamo_runtime.worker.gate import CapacityGate
 
 log = logging.getLogger(__name__)
 

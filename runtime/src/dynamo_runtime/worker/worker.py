@@ -42,20 +42,21 @@ from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.resources import AsyncResource, ClosingStack
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.worker.adapter import EngineAdapter
-from dynamo_core.worker.blocking import BlockingWatch
-from dynamo_core.worker.canary import Beats, Canary, HealthCheck, probe
-from dynamo_core.worker.card import make_card, make_instance, public_name
-from dynamo_core.worker.gate import CapacityGate
-from dynamo_core.worker.metrics import WorkerMetrics
-from dynamo_core.worker.model_files import ModelFiles, read_files
-from dynamo_core.worker.parser_choice import Candidates, ParserChoice, choose_parsers, log_choice
-from dynamo_core.worker.probe import probe_request
-from dynamo_core.worker.progress import ProgressReporter
-from dynamo_core.worker.publishers import EnginePublishers
-from dynamo_core.worker.registration import Registration
-from dynamo_core.worker.validate import vocabulary_of
+from dynamo_telemetry.metrics import Metrics
+
+from dynamo_runtime.worker.adapter import EngineAdapter
+from dynamo_runtime.worker.blocking import BlockingWatch
+from dynamo_runtime.worker.canary import Beats, Canary, HealthCheck, probe
+from dynamo_runtime.worker.card import make_card, make_instance, public_name
+from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.metrics import WorkerMetrics
+from dynamo_runtime.worker.model_files import ModelFiles, read_files
+from dynamo_runtime.worker.parser_choice import Candidates, ParserChoice, choose_parsers, log_choice
+from dynamo_runtime.worker.probe import probe_request
+from dynamo_runtime.worker.progress import ProgressReporter
+from dynamo_runtime.worker.publishers import EnginePublishers
+from dynamo_runtime.worker.registration import Registration
+from dynamo_runtime.worker.validate import vocabulary_of
 
 log = logging.getLogger(__name__)
 

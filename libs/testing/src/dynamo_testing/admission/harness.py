@@ -10,12 +10,12 @@ from typing import ClassVar, TypeAlias
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, ServiceOverloaded
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.extra import pytest
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import msgspec
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 from dynamo_wire import ROWS_TAG
 from dynamo_wire.brokered import BrokeredTransport
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from dynamo_core.contracts.discovery import Discovery
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.brokered.bench import WAIT, BrokerBench
 from dynamo_testing.extra import pytest

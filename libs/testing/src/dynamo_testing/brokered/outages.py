@@ -12,7 +12,7 @@ from dynamo_core.errors import (
     DynamoError,
     Unavailable,
 )
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.brokered.bench import WAIT, BrokerBench, unplug
 from dynamo_testing.extra import pytest

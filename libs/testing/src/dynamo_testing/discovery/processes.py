@@ -12,7 +12,7 @@ from dynamo_core.contracts.discovery import Discovery, WatchEvent, WatchKind
 #: What such a process runs, for `format`: what it imports, and the discovery that it makes of its argument.
 OWNER = """
 import asyncio, sys
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 {imports}
 
 async def main():

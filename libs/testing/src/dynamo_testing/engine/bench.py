@@ -15,9 +15,9 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest, SamplingOptions, StopConditions
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.worker.model_files import read_files
-from dynamo_core.worker.validate import vocabulary_of
+from dynamo_runtime.worker.model_files import read_files
+from dynamo_runtime.worker.validate import vocabulary_of
+from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.engine.deadline import told, within
 from dynamo_testing.engine.failures import EmptyModelInConfig, MetricsFailed, StartFailed

@@ -20,7 +20,7 @@ from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_core.worker.validate import sent_twice
+from dynamo_runtime.worker.validate import sent_twice
 
 from dynamo_testing.engine.deadline import Escaped, Overdue, told, within
 from dynamo_testing.engine.failures import (

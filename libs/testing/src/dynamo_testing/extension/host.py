@@ -11,20 +11,21 @@ from aiohttp import web
 from dynamo_core.contracts.discovery import Lease
 from dynamo_core.contracts.events import Publisher
 from dynamo_core.contracts.extension import AdminAccess, Extension, ExtensionServices, FrontendView
-from dynamo_core.contracts.frontend import HttpRoute, ListenerName, ServedModel
+from dynamo_core.contracts.frontend import ServedModel
+from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
 from dynamo_core.contracts.request_events import CAPACITY, RequestEvent, Subscription
 from dynamo_core.contracts.thresholds import Thresholds
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.peer_calls import ExtensionPeers, PeerCalls
-from dynamo_core.dispatch.pools.pool import Pool
-from dynamo_core.dispatch.pools.thresholds import ThresholdBook
 from dynamo_core.errors import ModelNotFound
-from dynamo_core.http.auth import AdminToken, Operators
-from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.telemetry.request_events import BoundedSubscription, RequestEventHub
+from dynamo_http.auth import AdminToken, Operators
+from dynamo_http.listener import Listener
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.peer_calls import ExtensionPeers, PeerCalls
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_runtime.dispatch.pools.thresholds import ThresholdBook
+from dynamo_runtime.telemetry.request_events import BoundedSubscription, RequestEventHub
+from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.events.harness import LoneDirectory, LoneLease
 from dynamo_testing.extension.events import MODEL, WORKERS

@@ -11,19 +11,21 @@ from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.call import Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.explain import RouteView
-from dynamo_core.contracts.frontend import PRINCIPAL, Frontend, FrontendServices, HttpRoute
+from dynamo_core.contracts.frontend import Frontend, FrontendServices
+from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.tokenizer import Tokenizer
-from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.errors import DynamoError, ModelNotFound, NotSupported
-from dynamo_core.http.listener import Listener
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import ModelCard, RequestRecord
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
-from dynamo_core.telemetry.inflight import RequestTracker
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_http.listener import Listener
+from dynamo_http.request import PRINCIPAL
+from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_telemetry.metrics import Metrics
 
 MODEL, OTHER = "kit-model", "kit-other"
 #: The worker that answers every request.

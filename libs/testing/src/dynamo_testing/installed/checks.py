@@ -9,7 +9,7 @@ from typing import Any
 
 from dynamo_core.contracts.admission import Admission
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
 from dynamo_testing.discovery_kit import Directories, DiscoveryKit

@@ -69,7 +69,7 @@ class Trial:
         return self._subject.entry.kind.replace("_", " ")
 
     async def _try_start(self) -> None:
-        from dynamo_core.telemetry.metrics import Metrics
+        from dynamo_telemetry.metrics import Metrics
 
         plugin = self._subject.cls(self._subject.config, Metrics())
         try:

@@ -7,10 +7,10 @@ import random
 from contextlib import suppress
 
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
-from dynamo_core.dispatch.load.tracker import Reservation
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.records import DECODE
 from dynamo_core.tasks import TaskSet
+from dynamo_runtime.dispatch.load.tracker import Reservation
 
 from dynamo_testing.router.harness import BLOCK, Fleet, RouterFactory, RouterHarness, range_of
 from dynamo_testing.waiting import turns

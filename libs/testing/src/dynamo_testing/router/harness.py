@@ -11,13 +11,13 @@ from typing import ClassVar, TypeAlias
 import msgspec
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.router import Phase, Route, Router, RouterServices, RoutingRequest
-from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_core.errors import NotSupported, ServiceOverloaded, Unavailable
 from dynamo_core.kv.hashes import block_hashes, sequence_hashes
 from dynamo_core.protocol.events import KV_EVENTS, KvBlock, KvEvent, KvStored, RouterEvent
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard, RuntimeConfig
 from dynamo_core.protocol.request import PreprocessedRequest, RouterConfigOverride, RoutingHints
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
+from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.extra import pytest
 from dynamo_testing.router.world import CountingTracker, EmptyDirectory, KitEvents, KitPool

@@ -8,10 +8,10 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
 from dynamo_core.contracts.events import EventPlane, Publisher
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.protocol.records import Instance
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_telemetry.metrics import Metrics
 
 
 class KitPool(Pool):

@@ -20,7 +20,7 @@ from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.protocol.records import Instance
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.metrics import Metrics
+from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.transport.harness import INSTANCE, Tick
 

@@ -7,7 +7,7 @@ from typing import Any
 from dynamo_core import Endpoint, EngineContext, EventPlane, Handler, MetricsScope, Served, Sink, Source, Transport
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol import Instance
-from dynamo_core.telemetry import Metrics
+from dynamo_telemetry import Metrics
 
 from dynamo_wire.brokered.addresses import Addresses
 from dynamo_wire.brokered.broker import Broker

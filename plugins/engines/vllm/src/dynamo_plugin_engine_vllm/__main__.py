@@ -1,6 +1,6 @@
 """``python -m dynamo_plugin_engine_vllm``: the engine alone, for a frontend that finds it."""
 
-from dynamo_core import engine_main
+from dynamo_runtime import engine_main
 
 from dynamo_plugin_engine_vllm.engine import VllmEngine
 

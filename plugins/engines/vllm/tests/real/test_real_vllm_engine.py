@@ -370,7 +370,7 @@ async def test_an_urgent_request_overtakes_those_that_wait(running: Running) -> 
 
 
 async def test_vllms_own_metrics_and_those_of_the_ranks_are_shown(running: Running) -> None:
-    from dynamo_core.telemetry import Metrics
+    from dynamo_telemetry import Metrics
 
     metrics = Metrics()
     await running.engine.setup_metrics(metrics.scope(worker="w-0"))

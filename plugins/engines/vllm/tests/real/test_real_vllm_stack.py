@@ -58,7 +58,7 @@ class Server:
     def __init__(self, config: Path) -> None:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dynamo_core.cli.main", "serve", str(config)],
+            [sys.executable, "-m", "dynamo_runtime.cli.main", "serve", str(config)],
             env=kept | {"PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": str(config.parent)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

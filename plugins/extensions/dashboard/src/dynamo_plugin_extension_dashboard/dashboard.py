@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core import Extension, ExtensionServices, HttpFault, HttpRoute, ListenerName, PluginConfig
 from dynamo_core.errors import ConfigError
-from dynamo_core.http import foreign_page, is_on_this_host
+from dynamo_http import foreign_page, is_on_this_host
 from pydantic import Field, SecretStr
 
 from dynamo_plugin_extension_dashboard.sessions import OPERATOR, VIEWER, FailedLogins, Session, Sessions, same

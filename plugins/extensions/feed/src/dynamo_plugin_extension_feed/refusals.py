@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from dynamo_core import AdminClient, reason_of
 from dynamo_core.errors import ConfigError
+from dynamo_http import AdminClient, reason_of
 
 #: How a frontend begins its answer for a path that it does not serve.
 _NO_ROUTE: Final = "Route not found"

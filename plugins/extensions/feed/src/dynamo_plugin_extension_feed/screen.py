@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 from urllib.parse import quote
 
-from dynamo_core import reason_of
 from dynamo_core.errors import ConfigError
+from dynamo_http import reason_of
 from rich.cells import cell_len
 from rich.text import Text
 from textual.app import App, ComposeResult

@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import click
-from dynamo_core import AdminClient, admin_options
 from dynamo_core.errors import ConfigError
+from dynamo_http import AdminClient, admin_options
 
 from dynamo_plugin_extension_feed.refusals import refused
 

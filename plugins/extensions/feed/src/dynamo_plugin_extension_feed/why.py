@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 import click
-from dynamo_core import AdminClient, admin_options, reason_of
+from dynamo_http import AdminClient, admin_options, reason_of
 
 from dynamo_plugin_extension_feed.refusals import is_unserved, refused
 

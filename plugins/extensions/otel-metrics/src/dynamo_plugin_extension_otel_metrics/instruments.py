@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dynamo_core.protocol import RequestRecord
-from dynamo_core.telemetry import gen_ai_attributes
+from dynamo_telemetry import gen_ai_attributes
 from opentelemetry.metrics import Meter
 
 #: Models with series of their own; those after them are `OTHER` together, as at ``/metrics``.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from dynamo_core import Principal, check_session
+from dynamo_core import Principal
+from dynamo_http import check_session
 
 #: The keys that lead to a field of a body, from the outside in.
 Field: TypeAlias = tuple[str, ...]

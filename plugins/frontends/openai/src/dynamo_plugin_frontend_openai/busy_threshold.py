@@ -19,8 +19,8 @@ from dynamo_core import (
     check_changes,
 )
 from dynamo_core.errors import InvalidArgument, ModelNotFound, Unavailable
-from dynamo_core.http import error_response
 from dynamo_core.protocol import UNREADABLE, shown
+from dynamo_http import error_response
 from msgspec import UNSET, UnsetType
 
 from dynamo_plugin_frontend_openai.requests.bounds import INLINE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
-from dynamo_core import DynamoError, EngineContext, Principal, Problem, principal_of, set_request_id
+from dynamo_core import DynamoError, EngineContext, Principal, Problem
 from dynamo_core.errors import (
     CLIENT_CLOSED_REQUEST,
     ModelNotFound,
@@ -19,8 +19,8 @@ from dynamo_core.errors import (
     ServiceOverloaded,
     Unavailable,
 )
-from dynamo_core.http import error_response
 from dynamo_core.protocol import shown
+from dynamo_http import error_response, principal_of, set_request_id
 
 from dynamo_plugin_frontend_openai import raw_response
 from dynamo_plugin_frontend_openai.annotations import Timing

@@ -6,7 +6,7 @@ import logging
 
 from dynamo_core import DynamoError, Problem
 from dynamo_core.errors import INTERNAL
-from dynamo_core.http import error_body
+from dynamo_http import error_body
 
 log = logging.getLogger(__name__)
 

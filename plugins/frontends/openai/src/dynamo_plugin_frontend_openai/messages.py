@@ -11,8 +11,8 @@ import msgspec
 from aiohttp import web
 from dynamo_core import Problem
 from dynamo_core.errors import LIMIT_HEADER
-from dynamo_core.http import error_response
 from dynamo_core.protocol import CHAT
+from dynamo_http import error_response
 
 from dynamo_plugin_frontend_openai import asking
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ConversationEndpoint

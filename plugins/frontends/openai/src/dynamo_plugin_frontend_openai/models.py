@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
-from dynamo_core import EMBED, RERANK, SCORE, principal_of
+from dynamo_core import EMBED, RERANK, SCORE
 from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol import CHAT, COMPLETIONS, shown
+from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_openai.render import encode
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import HttpVersion11, web
-from dynamo_core import request_id_of
+from dynamo_http import request_id_of
 
 from dynamo_plugin_frontend_openai.ignored import any_ignored
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from aiohttp import web
-from dynamo_core import HttpFault, HttpRoute, principal_of
+from dynamo_core import HttpFault, HttpRoute
 from dynamo_core.errors import InvalidArgument
+from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_openai import response_schemas as schemas
 from dynamo_plugin_frontend_openai.openapi import Operation

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
-from dynamo_core import principal_of
 from dynamo_core.protocol import CHAT
+from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_openai import asking
 from dynamo_plugin_frontend_openai.answer import Answer

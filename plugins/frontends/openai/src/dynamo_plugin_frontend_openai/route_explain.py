@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
-from dynamo_core import HttpRoute, ListenerName, principal_of
+from dynamo_core import HttpRoute, ListenerName
 from dynamo_core.errors import ModelNotFound
 from dynamo_core.protocol import format_instance_id, shown
+from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_openai.asking import SESSION, USER, asking
 from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat

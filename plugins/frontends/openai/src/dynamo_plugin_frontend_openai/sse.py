@@ -11,7 +11,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from aiohttp import HttpVersion11, web
-from dynamo_core.http import set_probe
+from dynamo_http import set_probe
 
 from dynamo_plugin_frontend_openai import raw_response
 from dynamo_plugin_frontend_openai.ignored import headers_of

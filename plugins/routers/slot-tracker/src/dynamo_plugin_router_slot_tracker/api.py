@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core import DynamoError, HttpHandler, HttpRoute, Problem
 from dynamo_core.errors import problem_of
-from dynamo_core.http import error_response
+from dynamo_http import error_response
 
 from dynamo_plugin_router_slot_tracker.decoding import BodyOf
 from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed, Refusal

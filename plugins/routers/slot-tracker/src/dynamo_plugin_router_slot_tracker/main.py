@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from dynamo_core.telemetry import configure_logging, shutdown_logging
+from dynamo_telemetry import configure_logging, shutdown_logging
 
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
 

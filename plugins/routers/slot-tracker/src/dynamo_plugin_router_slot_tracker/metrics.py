@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dynamo_core.telemetry import Counter, Gauge, Metrics
+from dynamo_telemetry import Counter, Gauge, Metrics
 
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from dynamo_core import ServerTls, TaskSet, server_context
 from dynamo_core.errors import ConfigError
-from dynamo_core.http import PREFIX, AdminToken, Listener, metrics_route, refuse_pages
+from dynamo_http import PREFIX, AdminToken, Listener, metrics_route, refuse_pages
 
 from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, respond_listener_error
 from dynamo_plugin_router_slot_tracker.metrics import ServiceMetrics

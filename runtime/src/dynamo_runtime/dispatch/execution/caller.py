@@ -11,9 +11,10 @@ from typing import Any
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_core.errors import ResponseTimeout
 from dynamo_core.protocol.records import Instance
+
+from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
 
 
 class Caller:

@@ -7,16 +7,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 import msgspec
-
 from dynamo_core.backoff import Backoff
 from dynamo_core.contracts.call import Endpoint, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.request_events import RequestAttempted, RequestRouted
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.execution import Deadlines, Hop
-from dynamo_core.dispatch.load.tracker import LoadTracker, Reservation
-from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import (
     LOST_WORKER,
     Cancelled,
@@ -33,10 +29,14 @@ from dynamo_core.errors import (
 from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
-from dynamo_core.telemetry.request_events import RequestEventHub
-from dynamo_core.telemetry.route_span import RouteSpan, route_span
-from dynamo_core.telemetry.stages import DISPATCH, ROUTE, Stages
-from dynamo_core.timeouts import FixedTimeouts
+
+from dynamo_runtime.dispatch.execution.execution import Deadlines, Hop
+from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
+from dynamo_runtime.dispatch.pools.worker_group import WorkerGroup
+from dynamo_runtime.dispatch.timeouts import FixedTimeouts
+from dynamo_runtime.telemetry.request_events import RequestEventHub
+from dynamo_runtime.telemetry.route_span import RouteSpan, route_span
+from dynamo_runtime.telemetry.stages import DISPATCH, ROUTE, Stages
 
 ROLES = (AGGREGATED, PREFILL, DECODE)
 

@@ -12,16 +12,11 @@ from functools import partial
 from typing import Any, Protocol
 
 import msgspec
-
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.call import GENERATE, Endpoint, Sink, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.request_events import RequestMoved
-from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.load.tracker import Reservation
-from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
-from dynamo_core.dispatch.unread import UnreadAnswers
 from dynamo_core.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -36,9 +31,14 @@ from dynamo_core.protocol.output import CompletionUsage, LLMEngineOutput
 from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.request import PreprocessedRequest, TraceLink
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.request_events import RequestEventHub
-from dynamo_core.telemetry.route_span import RouteSpan
-from dynamo_core.timeouts import FixedTimeouts, StallTimeout
+
+from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_runtime.dispatch.load.tracker import Reservation
+from dynamo_runtime.dispatch.pools.worker_group import RoutePlan, RoutePlanner
+from dynamo_runtime.dispatch.timeouts import FixedTimeouts, StallTimeout
+from dynamo_runtime.dispatch.unread import UnreadAnswers
+from dynamo_runtime.telemetry.request_events import RequestEventHub
+from dynamo_runtime.telemetry.route_span import RouteSpan
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,19 +13,19 @@ from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 import msgspec
-
 from dynamo_core.backoff import Backoff
-from dynamo_core.dispatch.execution.connect import exhausted
-from dynamo_core.dispatch.execution.execution import Deadlines, RequestExecution, TokenLog
-from dynamo_core.dispatch.pools.worker_group import RoutePlan
 from dynamo_core.errors import DynamoError, ServiceOverloaded, Unavailable, blames_worker, retryable
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, usage
 from dynamo_core.protocol.records import ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.telemetry.request_events import RequestEventHub
+from dynamo_telemetry.metrics import Metrics
+
+from dynamo_runtime.dispatch.execution.connect import exhausted
+from dynamo_runtime.dispatch.execution.execution import Deadlines, RequestExecution, TokenLog
+from dynamo_runtime.dispatch.pools.worker_group import RoutePlan
+from dynamo_runtime.telemetry.request_events import RequestEventHub
 
 log = logging.getLogger(__name__)
 

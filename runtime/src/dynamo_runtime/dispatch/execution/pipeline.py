@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-
 from dynamo_core.contracts.admission import Admission, Permit
 from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.context import EngineContext
@@ -16,22 +15,23 @@ from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.request_events import RequestAdmitted, RequestRefused
 from dynamo_core.contracts.router import PoolView, RoutingRequest
 from dynamo_core.contracts.transport import Transport
-from dynamo_core.dispatch.execution.connect import Connector
-from dynamo_core.dispatch.execution.execution import Deadlines, RequestExecution, RequestTimeouts
-from dynamo_core.dispatch.execution.migrate import Migrator
-from dynamo_core.dispatch.execution.prefill import PrefillStep
-from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.pools.worker_group import RoutePlan, RoutePlanner
-from dynamo_core.dispatch.unread import UnreadAnswers
 from dynamo_core.errors import DynamoError, ServiceOverloaded
 from dynamo_core.protocol.reading import shown
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
 from dynamo_core.resources import AsyncResource
-from dynamo_core.telemetry import logs
-from dynamo_core.telemetry.metrics import Metrics
-from dynamo_core.telemetry.request_events import RequestEventHub
-from dynamo_core.telemetry.stages import Stages
+from dynamo_telemetry import logs
+from dynamo_telemetry.metrics import Metrics
+
+from dynamo_runtime.dispatch.execution.connect import Connector
+from dynamo_runtime.dispatch.execution.execution import Deadlines, RequestExecution, RequestTimeouts
+from dynamo_runtime.dispatch.execution.migrate import Migrator
+from dynamo_runtime.dispatch.execution.prefill import PrefillStep
+from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.pools.worker_group import RoutePlan, RoutePlanner
+from dynamo_runtime.dispatch.unread import UnreadAnswers
+from dynamo_runtime.telemetry.request_events import RequestEventHub
+from dynamo_runtime.telemetry.stages import Stages
 
 __all__ = ["Deadlines", "Pipeline"]
 
@@ -206,7 +206,7 @@ class Pipeline(AsyncResource):
         excluded: frozenset[int],
         last: DynamoError | None,
     ) -> Awaitable[object]:
-        """Awaits until workers of `plan` have accepted; see `dynamo_core.dispatch.execution.migrate.PlaceRequest`."""
+        """Awaits until workers of `plan` have accepted; see `migrate.PlaceRequest`."""
         if len(plan) > 1:
             return self._prefill.run(execution, request, *plan, excluded=excluded, last=last)
         ctx = execution.ctx

@@ -14,15 +14,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import msgspec
-
 from dynamo_core.backoff import Backoff
 from dynamo_core.contracts.call import GENERATE, Source
 from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
-from dynamo_core.dispatch.execution.connect import Connector
-from dynamo_core.dispatch.execution.execution import Deadlines, Hop, RequestExecution
-from dynamo_core.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import (
     BackendError,
     Cancelled,
@@ -44,7 +39,12 @@ from dynamo_core.protocol.request import (
     TraceLink,
 )
 from dynamo_core.tasks import TaskSet
-from dynamo_core.telemetry.request_events import RequestEventHub
+
+from dynamo_runtime.dispatch.execution.connect import Connector
+from dynamo_runtime.dispatch.execution.execution import Deadlines, Hop, RequestExecution
+from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
+from dynamo_runtime.dispatch.pools.worker_group import WorkerGroup
+from dynamo_runtime.telemetry.request_events import RequestEventHub
 
 log = logging.getLogger(__name__)
 

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from dynamo_core.contracts.call import Source
-from dynamo_core.dispatch.load.tracker import Reservation
-from dynamo_core.dispatch.unread import ReaderTimer, UnreadAnswer, UnreadAnswers
 from dynamo_core.errors import BackendError, Cancelled, DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason
-from dynamo_core.telemetry.route_span import RouteSpan
-from dynamo_core.timeouts import StallTimeout, StallTimer
+
+from dynamo_runtime.dispatch.load.tracker import Reservation
+from dynamo_runtime.dispatch.timeouts import StallTimeout, StallTimer
+from dynamo_runtime.dispatch.unread import ReaderTimer, UnreadAnswer, UnreadAnswers
+from dynamo_runtime.telemetry.route_span import RouteSpan
 
 log = logging.getLogger(__name__)
 

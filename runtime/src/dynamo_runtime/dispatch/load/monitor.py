@@ -2,8 +2,8 @@
 
 How many KV blocks a rank holds is what its worker told last and what was placed since: only the engine knows how long
 the answers have become, but the load tracker knows of a request the moment it is placed, a worker a tenth of a second
-later (`dynamo_core.dispatch.load.used_blocks`). How many tokens wait to be prefilled is the load tracker's alone. With
-several frontends the tracker holds what each of them has placed (`dynamo_core.dispatch.load.peer_load_sync`).
+later (`used_blocks`). How many tokens wait to be prefilled is the load tracker's alone. With several frontends the
+tracker holds what each of them has placed (`peer_load_sync`).
 
 A worker is looked at when one of the two has changed, never when a request asks.
 """
@@ -16,17 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
-
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.thresholds import RankLoad
-from dynamo_core.dispatch.load.listening import listen
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.protocol.events import KV_METRICS, ActiveLoad
 from dynamo_core.protocol.reading import read
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
+
+from dynamo_runtime.dispatch.load.listening import listen
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.pools.pool import Pool
 
 log = logging.getLogger(__name__)
 

@@ -14,17 +14,17 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import msgspec
-
 from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.events import EventPlane
-from dynamo_core.dispatch.load.listening import RETRY, listen
-from dynamo_core.dispatch.load.peer_loads import Rank
-from dynamo_core.dispatch.load.tracker import LoadTracker
 from dynamo_core.protocol.events import PLACED_LOADS, PlacedLoads
 from dynamo_core.protocol.reading import read
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
+
+from dynamo_runtime.dispatch.load.listening import RETRY, listen
+from dynamo_runtime.dispatch.load.peer_loads import Rank
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
 
 log = logging.getLogger(__name__)
 

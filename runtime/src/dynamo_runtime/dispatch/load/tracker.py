@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from dynamo_core.contracts.router import Route, RouteWatcher
-from dynamo_core.dispatch.load.peer_loads import PeerLoads
-from dynamo_core.dispatch.load.used_blocks import Report, UsedBlocks
 from dynamo_core.kv.chains import ActiveChains
 from dynamo_core.protocol.events import PlacedLoad
+
+from dynamo_runtime.dispatch.load.peer_loads import PeerLoads
+from dynamo_runtime.dispatch.load.used_blocks import Report, UsedBlocks
 
 
 class LoadTracker:

@@ -7,10 +7,11 @@ import hashlib
 import re
 
 from dynamo_core.contracts.call import MODEL_FILE
-from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.models.cache import ModelCache
 from dynamo_core.errors import ResponseTimeout, StreamIncomplete, Unavailable
 from dynamo_core.protocol.records import Instance, ModelCard, ModelFile, ModelFileChunk, ModelFileRequest
+
+from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.models.cache import ModelCache
 
 #: The largest file and the largest sum of files a card may list, in bytes.
 MAX_FILE = 256 * 1024 * 1024

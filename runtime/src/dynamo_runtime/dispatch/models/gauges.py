@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from dynamo_core.protocol.records import ModelCard, RequestRecord
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from dynamo_core.dispatch.load.monitor import WorkerMonitor
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.models.models import Models
-from dynamo_core.protocol.records import ModelCard, RequestRecord
+from dynamo_runtime.dispatch.load.monitor import WorkerMonitor
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.models.models import Models
 
 _WORKER = ("worker_id", "dp_rank", "worker_type")
 _ROLE = ("model", "worker_id", "worker_type")

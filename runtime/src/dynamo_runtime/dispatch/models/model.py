@@ -15,13 +15,14 @@ from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.tokenizer import Tokenizer
-from dynamo_core.dispatch.execution.pipeline import Pipeline
-from dynamo_core.dispatch.execution.response_stream import ResponseStream
-from dynamo_core.dispatch.pools.explain import explain_group
-from dynamo_core.dispatch.pools.worker_group import RoutePlan, WorkerGroup
 from dynamo_core.errors import DynamoError, NotSupported, StreamIncomplete, Unavailable
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, Instance, ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
+
+from dynamo_runtime.dispatch.execution.pipeline import Pipeline
+from dynamo_runtime.dispatch.execution.response_stream import ResponseStream
+from dynamo_runtime.dispatch.pools.explain import explain_group
+from dynamo_runtime.dispatch.pools.worker_group import RoutePlan, WorkerGroup
 
 
 class Model:

@@ -14,13 +14,6 @@ from dynamo_core.contracts.discovery import Discovery, WatchEvent, WatchKind
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
 from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.tokenizer import Tokenizer
-from dynamo_core.dispatch.execution.caller import Caller
-from dynamo_core.dispatch.execution.pipeline import Pipeline
-from dynamo_core.dispatch.models.cache import ModelCache
-from dynamo_core.dispatch.models.files import fetch_files
-from dynamo_core.dispatch.models.model import Model, card_conflict
-from dynamo_core.dispatch.pools.pool import Pool
-from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol.cards import read_card, read_instance
 from dynamo_core.protocol.reading import Unreadable, shown
@@ -28,6 +21,14 @@ from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, P
 from dynamo_core.protocol.unreadable import UnreadableWarner
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
+
+from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.pipeline import Pipeline
+from dynamo_runtime.dispatch.models.cache import ModelCache
+from dynamo_runtime.dispatch.models.files import fetch_files
+from dynamo_runtime.dispatch.models.model import Model, card_conflict
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_runtime.dispatch.pools.worker_group import WorkerGroup
 
 log = logging.getLogger(__name__)
 

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
-
 from dynamo_core.contracts.explain import RankView, RouteView
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.contracts.router import Phase, RoutingRequest, ScoredRank, no_worker
-from dynamo_core.dispatch.execution.prefill import decode_override
-from dynamo_core.dispatch.load.tracker import LoadTracker
-from dynamo_core.dispatch.pools.pool import Pool
-from dynamo_core.dispatch.pools.worker_group import WorkerGroup
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.records import DECODE, PREFILL
 from dynamo_core.protocol.request import PreprocessedRequest
+
+from dynamo_runtime.dispatch.execution.prefill import decode_override
+from dynamo_runtime.dispatch.load.tracker import LoadTracker
+from dynamo_runtime.dispatch.pools.pool import Pool
+from dynamo_runtime.dispatch.pools.worker_group import WorkerGroup
 
 _PHASES = {PREFILL: Phase.PREFILL, DECODE: Phase.DECODE}
 #: Names the request in what a router logs.

@@ -13,7 +13,6 @@ from contextlib import aclosing, suppress
 from urllib.parse import quote, unquote
 
 import msgspec
-
 from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery, WatchKind
 from dynamo_core.contracts.thresholds import THRESHOLDS, Changes, Thresholds, check_changes

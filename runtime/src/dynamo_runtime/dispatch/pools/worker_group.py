@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from dynamo_core.contracts.router import Router
-from dynamo_core.dispatch.pools.pool import Pool
 from dynamo_core.protocol.records import ModelCard
+
+from dynamo_runtime.dispatch.pools.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)

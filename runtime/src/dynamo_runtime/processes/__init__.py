@@ -1,0 +1,1 @@
+"""Processes: who starts, watches, reloads and ends them."""

@@ -1,0 +1,1 @@
+"""Accounting of requests, their spans, and the export of these."""

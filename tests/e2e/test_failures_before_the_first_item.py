@@ -32,7 +32,7 @@ ENGINE = """
 import sys
 from dynamo_core import BackendError, EngineConfig, LLMEngine, LLMEngineOutput, hookimpl
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 class Failing(LLMEngine):

@@ -18,7 +18,7 @@ from dynamo_core import (
     EngineConfig, LLMEngine, LLMEngineOutput, PluginConfig, Route, Router, chunk, hookimpl, no_worker, usage
 )
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 log = logging.getLogger(__name__)
 
 

@@ -96,7 +96,7 @@ run(Soaked(MockerConfig(fixed_itl_ms=4.0), config), config, overrides=["workers.
 CENSUS = """
 import asyncio, sys
 from dynamo_core import hookimpl
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 @hookimpl
 def dynamo_request_finished(record):

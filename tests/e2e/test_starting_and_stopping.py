@@ -62,7 +62,7 @@ def complaint(told: str) -> str:
 BROKEN = """
 from dynamo_core import LLMEngine, PluginConfig, hookimpl
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 class Steps(PluginConfig):

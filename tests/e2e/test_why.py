@@ -46,7 +46,7 @@ from pathlib import Path
 from dynamo_core import BackendError
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 BEGUN = Path(__file__).with_suffix(".begun")
 

@@ -28,7 +28,7 @@ from contextlib import suppress
 from dynamo_core import BackendError, EngineConfig, LLMEngine, LLMEngineOutput, PluginConfig, hookimpl
 from prometheus_client import CollectorRegistry, Gauge
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 class LifeConfig(PluginConfig):

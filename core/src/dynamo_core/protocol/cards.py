@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from dynamo_core.protocol.reading import Unreadable, check_depth, read, shown
-from dynamo_core.protocol.records import PROTO, WORKER_STATES, FrontendRecord, Instance, ModelCard
+from dynamo_core.protocol.records import ACCEPTED_PROTOS, PROTO, WORKER_STATES, FrontendRecord, Instance, ModelCard
 
 #: Characters of a model's name. Clients send it; lists, logs and metrics show it.
 MAX_NAME: Final = 256
@@ -101,8 +101,8 @@ def check_model_name(name: str) -> None:
 
 
 def _check_proto(proto: int) -> None:
-    """Records of this version of the protocol or the one before are read; others are refused by name."""
-    if proto not in (PROTO, PROTO - 1):
+    """Records of a version that is understood are read; others are refused by name."""
+    if proto not in ACCEPTED_PROTOS:
         raise Unreadable(f"it speaks protocol {proto}, this process speaks {PROTO}")
 
 

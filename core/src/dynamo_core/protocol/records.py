@@ -6,12 +6,14 @@ Keys: ``v1/instances/<namespace>/<component>/<endpoint>/<id hex>`` and ``v1/mdc/
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-#: Version of records and frames. A reader accepts this one and the one before.
+#: Version of records and frames.
 PROTO = 1
+#: The versions that a process understands: its own, and from the second on the one before.
+ACCEPTED_PROTOS: Final = (PROTO,)
 
 INSTANCES = "v1/instances/"
 CARDS = "v1/mdc/"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from typing import Final
 
-#: Seconds that a worker of the previous version may be silent: no thread of it answers probes.
+#: Seconds that a worker may be silent of which no thread answers probes.
 WITHOUT_PROBES: Final = 60.0
 #: Seconds that a worker may be silent whose record does not say how long its lease lives.
 WITHOUT_TTL: Final = 10.0

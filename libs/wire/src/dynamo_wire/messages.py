@@ -9,11 +9,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from dynamo_core import Endpoint
 from dynamo_core.errors import WireError
-from dynamo_core.protocol import PROTO, Annotated
+from dynamo_core.protocol import ACCEPTED_PROTOS as ACCEPTED_PROTOS
 from dynamo_core.protocol import UNREADABLE as UNREADABLE
-
-#: Versions this process understands.
-ACCEPTED_PROTOS: Final = (PROTO, PROTO - 1)
+from dynamo_core.protocol import Annotated
 
 StreamId: TypeAlias = Constrained[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 

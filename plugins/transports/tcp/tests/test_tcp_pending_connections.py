@@ -112,27 +112,15 @@ async def test_other_protocols_versions_and_processes_are_refused_by_name(make_t
     address = await serve(make_transport())
     answers = []
 
-    for other in ({"proto": 2}, {"proto": -1}, {"magic": b"http"}, {"wanted": bytes(16)}):
+    for other in ({"proto": 2}, {"proto": 0}, {"magic": b"http"}, {"wanted": bytes(16)}):
         client = await RawClient.at(address)
         client.say(client.hello(**other))
         answers.append(await client.farewell())
 
-    assert answers[0].startswith("protocol 2 is not understood here, only 1 and 0")
-    assert answers[1].startswith("protocol -1")
+    assert answers[0].startswith("protocol 2 is not understood here, only 1")
+    assert answers[1].startswith("protocol 0")
     assert answers[2] == "this is another protocol"
     assert answers[3].startswith("not me")
-
-
-async def test_the_version_before_is_accepted(make_transport: Make) -> None:
-    client = await RawClient.at(await serve(make_transport()))
-
-    client.say(client.hello(proto=0))
-    challenge = await client.hear()
-    client.say(pack(Proof(b"")))
-
-    assert challenge.proto == 0
-    assert isinstance(await client.hear(), Ready)
-    client.leave()
 
 
 async def test_a_handshake_that_is_not_finished_is_cut_after_the_deadline(make_transport: Make) -> None:

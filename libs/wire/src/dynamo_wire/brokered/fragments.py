@@ -57,7 +57,7 @@ class Fragment(msgspec.Struct, array_like=True):
     """What one message of the broker carries. `body` is an array of messages, or with `more` a part of it.
 
     `number` counts the fragments of one direction of the link from 0; fragments with a negative number may be lost.
-    `check` is a checksum of the fragment and of its place; see `Checksums`. The previous version sends none.
+    `check` is a checksum of the fragment and of its place; see `Checksums`. An end whose settings say so sends none.
     """
 
     number: Constrained[int, msgspec.Meta(ge=PROBED, le=2**63 - 1)]

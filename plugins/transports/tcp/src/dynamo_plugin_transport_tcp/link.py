@@ -133,7 +133,7 @@ class Link(asyncio.Protocol):
         self._checksums = checksums
 
     def verify_transcript(self, transcript: bytes) -> None:
-        """Compares the handshake as sent with what the other end received; the previous version does not report it.
+        """Compares the handshake as sent with what the other end received, if that reports it.
 
         Raises:
             DamagedFrame: something was changed on its way.

@@ -14,7 +14,7 @@ from hypothesis import settings
 ECHO = """
 from dynamo_core import EngineConfig, LLMEngine, LLMEngineOutput, hookimpl
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 class EchoEngine(LLMEngine):

@@ -11,7 +11,7 @@ from typing import Final
 
 from dynamo_core import Extension, RequestEvent, hookimpl
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 _MODULE: Final = "dynamo_bench_extensions"
 

@@ -49,7 +49,6 @@ OWN = {
     "dynamo_telemetry.metrics:_NAME": "names of metrics",
     "dynamo_telemetry.metrics:_LABEL": "names of labels",
     "dynamo_testing.frontend_kit:_PATH": "a kit's plugin under test",
-    "dynamo_testing.migrate:_API": "sources of a plugin",
     "dynamo_testing.parser.reading:at_markers": "a kit's answers",
     "dynamo_testing.settings:listed_settings.test.rows": "a page of a plugin",
     "dynamo_testing.settings:listed_settings.test.listed": "a page of a plugin",

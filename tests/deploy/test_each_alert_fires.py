@@ -71,7 +71,7 @@ import time
 from aiohttp import web
 from dynamo_core import Extension, HttpRoute, ListenerName
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 class Faulty(Extension):

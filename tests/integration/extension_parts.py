@@ -23,7 +23,7 @@ from dynamo_core import (
 MODULE = """
 from dynamo_core import hookimpl
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 @hookimpl

@@ -252,7 +252,7 @@ def test_the_check_says_which_parsers_are_chosen_and_why(folder: Path) -> None:
 
 PARSERS = """
 from dynamo_core import ToolCallParser
-DYNAMO_API = 2
+DYNAMO_API = 1
 class Mine(ToolCallParser):
     NAME = "mine"
     recognizes = classmethod(lambda cls, model: "it is mine")

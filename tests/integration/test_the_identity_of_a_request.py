@@ -22,7 +22,7 @@ MODULE = "dynamo_test_noting"
 PLUGIN = """
 from dynamo_core import Admission, EngineConfig, LLMEngine, LLMEngineOutput, Permit, Route, Router, hookimpl
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 seen = {"router": [], "precheck": [], "admit": [], "engine": [], "record": []}
 refusals = {}
 

@@ -133,10 +133,10 @@ BROKEN: dict[str, tuple[Any, list[str]]] = {
     ),
     "an import that exits": (lambda _: "raise SystemExit(3)", ["cannot be imported", "SystemExit: 3"]),
     "a message of several lines": (lambda _: "raise RuntimeError('one\\ntwo')", ["RuntimeError: one two"]),
-    "no version of the API": (lambda echo: echo.replace("DYNAMO_API = 2", ""), ["DYNAMO_API", "fake_engine_echo"]),
+    "no version of the API": (lambda echo: echo.replace("DYNAMO_API = 1", ""), ["DYNAMO_API", "fake_engine_echo"]),
     "another version of the API": (
-        lambda echo: echo.replace("DYNAMO_API = 2", "DYNAMO_API = 1"),
-        ["made for DYNAMO_API 1", "has 2", "docs/how-to/migrate-to-api-2.md"],
+        lambda echo: echo.replace("DYNAMO_API = 1", "DYNAMO_API = 2"),
+        ["made for DYNAMO_API 2", "has 1"],
     ),
     "a misspelled hook": (
         lambda echo: echo.replace("dynamo_register_engines", "dynamo_register_engine"),
@@ -162,7 +162,7 @@ BROKEN: dict[str, tuple[Any, list[str]]] = {
         lambda echo: echo.replace("@hookimpl", ""),
         ["does not implement dynamo_register_engines", "mark it with @hookimpl"],
     ),
-    "no hook at all": (lambda _: "DYNAMO_API = 2", ["does not implement dynamo_register_engines"]),
+    "no hook at all": (lambda _: "DYNAMO_API = 1", ["does not implement dynamo_register_engines"]),
     "a hook that raises": (
         lambda echo: echo.replace("return [EchoEngine]", "raise KeyError('cuda')"),
         ["dynamo_register_engines failed", "KeyError: 'cuda'"],
@@ -255,7 +255,7 @@ def test_a_plugin_that_only_listens_is_heard(site: Site) -> None:
         {
             "fake_counter": """
                 from dynamo_core import hookimpl
-                DYNAMO_API = 2
+                DYNAMO_API = 1
                 SEEN = []
                 @hookimpl
                 def dynamo_engine_stopped(worker_id):
@@ -272,7 +272,7 @@ def test_a_plugin_that_only_listens_is_heard(site: Site) -> None:
 
 
 def test_a_listening_plugin_without_a_hook_is_refused(site: Site) -> None:
-    site.install("mute", {"hook-mute": "fake_mute"}, {"fake_mute": "DYNAMO_API = 2"})
+    site.install("mute", {"hook-mute": "fake_mute"}, {"fake_mute": "DYNAMO_API = 1"})
 
     with pytest.raises(PluginError, match=r"hook 'mute' \(mute 1.2.3\): module fake_mute implements no hook"):
         PluginLoader().listen("mute")

@@ -30,7 +30,7 @@ from dynamo_core import (
     ResponseStore, Router, ToolCallParser, Transport, hookimpl,
 )
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 SEEN = []
 HERE = __file__
 
@@ -306,13 +306,13 @@ def test_a_file_of_another_user_is_refused_and_one_of_root_is_not(write: Write) 
         ("./stages.py:Unfinished", "Unfinished does not define route"),
         ("./stages.py", "the name needs the class too: ./stages.py:CLASS"),
         ("./broken.py:Mine", "cannot be imported: ZeroDivisionError"),
-        ("./old.py:Mine", "was made for DYNAMO_API 1, but this dynamo-core has 2: bring the file up to date"),
+        ("./old.py:Mine", "was made for DYNAMO_API 0, but this dynamo-core has 1: bring the file up to date"),
         ("./ageless.py:Mine", "does not say which DYNAMO_API it was made for"),
     ],
 )
 def test_what_is_wrong_with_a_file_is_one_line(write: Write, name: str, words: str) -> None:
     write("broken.py", "1 / 0")
-    write("old.py", "DYNAMO_API = 1")
+    write("old.py", "DYNAMO_API = 0")
     write("ageless.py", "")
 
     message = refusal(load(write("config.yaml", f"router: {{use: '{name}'}}\n{dynamo_example()}")))

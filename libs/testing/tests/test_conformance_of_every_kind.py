@@ -16,7 +16,7 @@ import asyncio
 
 from dynamo_core import Extension, HttpRoute, PluginConfig, Route, Router, Transport
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 class Settings(PluginConfig):

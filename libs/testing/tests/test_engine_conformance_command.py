@@ -33,7 +33,7 @@ from dynamo_core import (
 from dynamo_core.errors import BackendError, ConfigError
 from pydantic import Field
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 class Settings(PluginConfig):

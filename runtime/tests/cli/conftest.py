@@ -17,7 +17,7 @@ from dynamo_core import (
 )
 from pydantic import Field
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 class Limits(PluginConfig):

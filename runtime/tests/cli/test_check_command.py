@@ -14,7 +14,7 @@ RunCli = Callable[..., Result]
 EXTENSION = """
     from dynamo_core import Extension, PluginConfig, hookimpl
 
-    DYNAMO_API = 2
+    DYNAMO_API = 1
 
 
     class FakeConfig(PluginConfig):

@@ -10,7 +10,7 @@ from dynamo_core.errors import NotSupported
 from dynamo_core.resources import AsyncResource
 
 #: The version of hooks and contracts in this release. A plugin module says which one it was made for.
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 #: The kinds of plugins: entry points are named ``<kind>-<name>`` in the group ``dynamo``.
 KINDS = (

@@ -206,7 +206,7 @@ class PluginLoader:
             raise _plugin_error(
                 entry,
                 f"was made for DYNAMO_API {made_for}, but this dynamo-core has {DYNAMO_API}: "
-                f"{'bring the file up to date' if entry.is_file else remedy}{_migration(made_for)}",
+                f"{'bring the file up to date' if entry.is_file else remedy}",
             )
         try:
             self.hooks.add(module, entry.target)
@@ -332,11 +332,6 @@ def _check_class(entry: PluginEntry, cls: type[Plugin]) -> None:
 
 def _plugin_error(entry: PluginEntry, what: str, cause: BaseException | None = None) -> PluginError:
     return PluginError(f"{entry.kind} {entry.name!r} ({entry.origin}): {what}", cause=cause)
-
-
-def _migration(made_for: object) -> str:
-    """Where the author of a plugin for the version before this one reads on."""
-    return "; docs/how-to/migrate-to-api-2.md says how to change its code" if made_for == DYNAMO_API - 1 else ""
 
 
 def _cause(error: BaseException) -> str:

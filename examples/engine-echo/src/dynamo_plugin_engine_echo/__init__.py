@@ -2,7 +2,7 @@
 
 from dynamo_core import LLMEngine, hookimpl
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 @hookimpl

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dynamo_core import Router
     from dynamo_core.protocol import RequestRecord
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from dynamo_core import hookimpl
 if TYPE_CHECKING:
     from dynamo_core import Router
 
-DYNAMO_API = 2
+DYNAMO_API = 1
 
 
 @hookimpl

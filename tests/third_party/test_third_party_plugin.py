@@ -25,6 +25,9 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 NEEDED = (
     "core",
+    "runtime",
+    "libs/http",
+    "libs/telemetry",
     "libs/text",
     "libs/testing",
     "plugins/discovery/memory",
@@ -34,7 +37,7 @@ NEEDED = (
 )
 DYNAMO = "from dynamo_runtime.cli.main import main; main()"
 
-# Building six wheels and installing them takes a while on a small machine.
+# Building ten wheels and installing them takes a while on a small machine.
 pytestmark = pytest.mark.timeout(300)
 
 

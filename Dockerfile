@@ -8,7 +8,7 @@ FROM python:${PYTHON}-slim-bookworm AS build
 # Extras of the runtime.
 ARG EXTRAS="text,uvloop,otlp"
 # Folders below libs/: what plugins share.
-ARG LIBS="http leases redis telemetry text wire"
+ARG LIBS="generation http leases redis telemetry text wire"
 # Folders below plugins/, with extras if need be: transports/nats[nkeys].
 ARG PLUGINS="engines/mocker engines/upstream transports/inproc transports/tcp transports/nats transports/redis discovery/memory discovery/file discovery/redis discovery/etcd discovery/kubernetes routers/round-robin routers/load-aware routers/kv routers/affinity routers/slot-tracker admission/token-capacity admission/fair-queue[redis] admission/rate-limit[redis] frontends/openai stores/sqlite stores/redis parsers/standard"
 # Distributions from elsewhere, as pip takes them.

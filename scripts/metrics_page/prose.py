@@ -64,19 +64,19 @@ GROUPS = (
         ),
     ),
     Group(
-        "Frontend openai",
-        "What the frontend `openai` does before a worker is chosen, and with the answers.",
-        ("dynamo_plugin_frontend_openai",),
+        "Prompts and answers",
+        "What an API does before a worker is chosen, and with the answers.",
+        ("dynamo_generation", "dynamo_plugin_frontend_openai"),
     ),
     Group(
         "Remembered prompts",
-        "Tokens that the frontend `openai` remembers, unless `client.token_cache_mb` is 0.",
-        ("dynamo_plugin_frontend_openai.token_memory",),
+        "Tokens that the frontend remembers, unless `client.token_cache_mb` is 0.",
+        ("dynamo_generation.prompts.token_cache",),
     ),
     Group(
         "Response store",
         "Only with `frontend.response_store`: [Responses with memory](../how-to/responses-with-memory.md).",
-        ("dynamo_plugin_frontend_openai.response_memory",),
+        ("dynamo_plugin_frontend_openai.responses.memory",),
     ),
     Group(
         "Router kv",

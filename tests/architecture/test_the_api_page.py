@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_plugin_frontend_openai.nvext import NvExt
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
-from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
-from dynamo_plugin_frontend_openai.requests.embeddings import EmbeddingRequest
-from dynamo_plugin_frontend_openai.requests.scoring import PairsRequest, RerankRequest
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.chat import ChatRequest
+from dynamo_generation.requests.completions import CompletionRequest
+from dynamo_generation.requests.nvext import NvExt
+from dynamo_plugin_frontend_openai.embedding_request import EmbeddingRequest
+from dynamo_plugin_frontend_openai.scoring_request import PairsRequest, RerankRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
 REQUESTS = (ChatRequest, CompletionRequest, EmbeddingRequest)

@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import ModelCard
-from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
-from dynamo_plugin_frontend_openai.template import TemplateStore
+from dynamo_generation.endpoints.conversation import ChatDependencies
+from dynamo_generation.templates.template import TemplateStore
+from dynamo_plugin_frontend_openai.chat import ParsedChatCompletion
 from dynamo_runtime.cli.main import cli
 from dynamo_text import load_tokenizer
 
@@ -69,7 +70,7 @@ async def test_each_conversation_has_the_prompt_of_the_library(family: Family, c
 
     for title, conversation in CONVERSATIONS.items():
         try:
-            made[title] = (await ParsedChat(body(conversation), chats).conversation(model)).text
+            made[title] = (await ParsedChatCompletion(body(conversation), chats).conversation(model)).text
         except InvalidArgument:
             made[title] = None
 

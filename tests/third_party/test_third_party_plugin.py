@@ -26,6 +26,7 @@ REPOSITORY = Path(__file__).parents[2]
 NEEDED = (
     "core",
     "runtime",
+    "libs/generation",
     "libs/http",
     "libs/telemetry",
     "libs/text",

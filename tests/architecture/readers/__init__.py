@@ -26,10 +26,10 @@ TRUSTED = {
     "dynamo_runtime.processes.supervised_reload:_requests msgspec.json.Decoder": "over that pair, of the same version",
     "dynamo_runtime.processes.supervised_reload:_replies msgspec.json.Decoder": "over that pair, of the same version",
     "dynamo_runtime.processes.supervised_reload:_reports msgspec.json.Decoder": "over that pair, of the same version",
-    "dynamo_plugin_frontend_openai.parsed:is_object json.loads": "the text of a model, of which only this is asked",
-    "dynamo_plugin_frontend_openai.template_child:_violation json.loads": "the text of a model, whose faults are told",
-    "dynamo_plugin_frontend_openai.template_child:main msgspec.json.decode": "a pipe that only its parent writes to",
-    "dynamo_plugin_frontend_openai.template_process:LimitedProcess._exchange msgspec.json.decode": (
+    "dynamo_generation.choices.parsed:is_object json.loads": "the text of a model, of which only this is asked",
+    "dynamo_generation.templates.child:_violation json.loads": "the text of a model, whose faults are told",
+    "dynamo_generation.templates.child:main msgspec.json.decode": "a pipe that only its parent writes to",
+    "dynamo_generation.templates.process:LimitedProcess._exchange msgspec.json.decode": (
         "a pipe of a process that runs our own code, and templates in a sandbox"
     ),
 }

@@ -33,14 +33,14 @@ async def tenants_of_frontends() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_plugin_frontend_openai.requests.pieces:Pieces._refuse msgspec.json.decode",
-    "dynamo_plugin_frontend_openai.requests.pieces:_numbers msgspec.json.Decoder",
-    "dynamo_plugin_frontend_openai.requests.pieces:_texts msgspec.json.Decoder",
+    "dynamo_generation.bodies.pieces:Pieces._refuse msgspec.json.decode",
+    "dynamo_generation.bodies.pieces:_numbers msgspec.json.Decoder",
+    "dynamo_generation.bodies.pieces:_texts msgspec.json.Decoder",
     good=[to_json({"prompt": [1, 2, 3, 4], "user": "a" * 40})],
     raises=[InvalidArgument, *UNREADABLE],
 )
 async def large_bodies_of_clients() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_frontend_openai.requests import pieces
+    from dynamo_generation.bodies import pieces
 
     def feed(data: bytes) -> None:
         # A small body is cut too, and a large one takes no longer.
@@ -59,23 +59,23 @@ CHAT = to_json({"model": "m", "messages": [{"role": "user", "content": "a"}], "m
 
 
 @reader(
-    "dynamo_plugin_frontend_openai.requests.bounds:_readable msgspec.json.decode",
-    "dynamo_plugin_frontend_openai.requests.decode:_objects msgspec.json.Decoder",
-    "dynamo_plugin_frontend_openai.requests.decode:parse_object msgspec.json.decode",
-    "dynamo_plugin_frontend_openai.requests.decode:to_struct msgspec.convert",
-    "dynamo_plugin_frontend_openai.requests.duplicates:_name msgspec.json.decode",
-    "dynamo_plugin_frontend_openai.requests.unreadable:find_unreadable json.loads",
+    "dynamo_generation.bodies.bounds:_readable msgspec.json.decode",
+    "dynamo_generation.bodies.decode:_objects msgspec.json.Decoder",
+    "dynamo_generation.bodies.decode:parse_object msgspec.json.decode",
+    "dynamo_generation.bodies.decode:to_struct msgspec.convert",
+    "dynamo_generation.bodies.duplicates:_name msgspec.json.decode",
+    "dynamo_generation.bodies.unreadable:find_unreadable json.loads",
     good=[CHAT],
     raises=[InvalidArgument],
 )
 async def requests_of_clients() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_frontend_openai.render_messages import _arguments
-    from dynamo_plugin_frontend_openai.requests.bounds import _largest, _readable
-    from dynamo_plugin_frontend_openai.requests.chat import parse_chat
-    from dynamo_plugin_frontend_openai.requests.constraints import _schema
-    from dynamo_plugin_frontend_openai.requests.decode import parse_object
-    from dynamo_plugin_frontend_openai.requests.unreadable import find_unreadable
-    from dynamo_plugin_frontend_openai.template_messages import _argument_object
+    from dynamo_generation.bodies.bounds import _largest, _readable
+    from dynamo_generation.bodies.decode import parse_object
+    from dynamo_generation.bodies.unreadable import find_unreadable
+    from dynamo_generation.requests.chat import parse_chat
+    from dynamo_generation.requests.constraints import _schema
+    from dynamo_generation.templates.messages import _argument_object
+    from dynamo_plugin_frontend_openai.anthropic.render import _arguments
 
     def feed(data: bytes) -> None:
         text = data.decode(errors="surrogateescape")
@@ -329,12 +329,12 @@ BATCH = to_json({"items": [{"id": "msg_1.0-0", "type": "message"}]})
 
 
 @reader(
-    "dynamo_plugin_frontend_openai.stored:_decoders msgspec.json.Decoder",
+    "dynamo_plugin_frontend_openai.responses.records:_decoders msgspec.json.Decoder",
     good=[TURN, TALK, BATCH],
     raises=[],
 )
 async def records_of_response_stores() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_frontend_openai.stored import Batch, Conversation, Turn, decoded, items_of_record
+    from dynamo_plugin_frontend_openai.responses.records import Batch, Conversation, Turn, decoded, items_of_record
 
     def feed(data: bytes) -> None:
         items_of_record("resp_1", data)
@@ -350,13 +350,13 @@ async def records_of_response_stores() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_plugin_frontend_openai.requests.thoughts:unpacked base64.b64decode",
+    "dynamo_generation.requests.thoughts:unpacked base64.b64decode",
     bodies=plain_bodies,
     good=[b"Ab4UB2lzbywgd2VsbA=="],
     raises=[],
 )
 async def thoughts_that_come_back() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_frontend_openai.requests.thoughts import packed, unpacked
+    from dynamo_generation.requests.thoughts import packed, unpacked
 
     yield lambda data: unpacked(data.decode(errors="surrogateescape"))
     assert unpacked(packed("so, well")) == "so, well"

@@ -52,7 +52,7 @@ class _Model:
 
 @reader(good=[b'{"chat_template": "x"}'], raises=[Unknown, InvalidArgument])
 async def templates() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_frontend_openai.template import load_template
+    from dynamo_generation.templates.template import load_template
 
     yield lambda data: load_template(cast(Any, _Model(data)))
 

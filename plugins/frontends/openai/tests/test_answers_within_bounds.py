@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from dynamo_core import EmbedOutput, FinishReason, LLMEngineOutput, TopLogprob
+from dynamo_generation.answers.answer_memory import SMALL
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.memory import SMALL
 
 CHAT, COMPLETE, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 MB = 1024 * 1024

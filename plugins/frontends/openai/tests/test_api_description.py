@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dynamo_core import ListenerName, ResponseStoreServices
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.memory_store import MemoryStore, MemoryStoreConfig
+from dynamo_plugin_frontend_openai.responses.memory_store import MemoryStore, MemoryStoreConfig
 from dynamo_runtime.settings import FLAGS
 from dynamo_telemetry import Metrics
 

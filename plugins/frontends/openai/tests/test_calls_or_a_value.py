@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from dynamo_core import GUIDED, FinishReason, Parsers
-from dynamo_plugin_frontend_openai.schema_check import Claim
-from dynamo_plugin_frontend_openai.template_process import LimitedProcess
+from dynamo_generation.choices.schema_check import Claim
+from dynamo_generation.templates.process import LimitedProcess
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, KimiK2Parser, MistralParser
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from dynamo_core import ContentDelta, Principal
-from dynamo_plugin_frontend_openai.choices import Choice
-from dynamo_plugin_frontend_openai.claims import Answered
-from dynamo_plugin_frontend_openai.schema_check import SchemaChecker, Verdict
+from dynamo_generation.choices.choice import Choice
+from dynamo_generation.choices.schema_check import SchemaChecker, Verdict
+from dynamo_generation.choices.schema_validation import Answered
 
 #: Its regular expression looks at every way to split the letters.
 SLOW = ('"' + "a" * 40 + '!"', {"type": "string", "pattern": "^(a+)+$"})

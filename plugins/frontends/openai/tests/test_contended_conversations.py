@@ -8,8 +8,8 @@ from typing import Any
 
 from dynamo_core import Expected, FrontendServices, ResponseStoreServices
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.memory_store import MemoryStore, MemoryStoreConfig
-from dynamo_plugin_frontend_openai.response_memory import ResponseMemory
+from dynamo_plugin_frontend_openai.responses.memory import ResponseMemory
+from dynamo_plugin_frontend_openai.responses.memory_store import MemoryStore, MemoryStoreConfig
 from dynamo_runtime.telemetry.inflight import RequestTracker
 from dynamo_telemetry import Metrics
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from dynamo_plugin_frontend_openai.requests.duplicates import find_duplicate
+from dynamo_generation.bodies.duplicates import find_duplicate
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import Parsers
-from dynamo_plugin_frontend_openai.template_thinking import VARIABLES, Kind, ThinkingVariables, Wish
+from dynamo_generation.requests.thinking import VARIABLES, Kind, ThinkingVariables, Wish
 from dynamo_plugin_parsers_standard.think import Qwen3Parser
 from hypothesis import given
 from hypothesis import strategies as st

@@ -13,9 +13,9 @@ from anthropic.types.beta import message_count_tokens_params as beta_count
 from anthropic.types.beta import message_create_params as beta_create
 from dynamo_core import BackendError, CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_core.errors import ModelNotFound, ServiceOverloaded, StreamIncomplete, Unavailable
-from dynamo_plugin_frontend_openai.blocks import Blocks, Change
-from dynamo_plugin_frontend_openai.requests import fields as fields_table
-from dynamo_plugin_frontend_openai.requests.messages import CountTokensRequest, MessagesRequest
+from dynamo_generation.answers.blocks import Blocks, Change
+from dynamo_generation.requests import fields as fields_table
+from dynamo_plugin_frontend_openai.anthropic.requests import CountTokensRequest, MessagesRequest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

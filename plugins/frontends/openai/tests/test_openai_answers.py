@@ -485,8 +485,8 @@ async def test_paths_can_be_changed(cold_server: Any) -> None:
 @given(text=st.text(max_size=60), cuts=st.lists(st.integers(1, 7), max_size=30))
 def test_any_text_survives_any_chunking(text: str, cuts: list[int]) -> None:
     from dynamo_core import PreprocessedRequest
-    from dynamo_plugin_frontend_openai.choices import Piece, TokenChoice
-    from dynamo_plugin_frontend_openai.render import Collected, Identity
+    from dynamo_generation.answers.render import Collected, Identity
+    from dynamo_generation.choices.choice import Piece, TokenChoice
     from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
     from dynamo_text import ByteTokenizer
 

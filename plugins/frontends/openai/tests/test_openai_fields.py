@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 from dynamo_core import FinishReason, LLMEngineOutput, TopLogprob
+from dynamo_generation.requests.fields import has_no_effect, schema_of
 from dynamo_plugin_frontend_openai.chat import ChatEndpoint
 from dynamo_plugin_frontend_openai.completions import CompletionEndpoint
 from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint
-from dynamo_plugin_frontend_openai.requests.fields import has_no_effect, schema_of
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 

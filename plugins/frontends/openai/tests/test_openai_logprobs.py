@@ -19,8 +19,8 @@ from dynamo_core import (
     Tokenizer,
     TopLogprob,
 )
-from dynamo_plugin_frontend_openai.choices import Piece, TokenChoice
-from dynamo_plugin_frontend_openai.render import Collected, Identity
+from dynamo_generation.answers.render import Collected, Identity
+from dynamo_generation.choices.choice import Piece, TokenChoice
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
 from dynamo_plugin_frontend_openai.render_completions import CompletionRenderer
 from dynamo_testing.tiny_model import END_OF_TURN, START_OF_TURN, make_tokenizer_folder

@@ -7,7 +7,7 @@ from typing import Any
 
 import openai
 import pytest
-from dynamo_plugin_frontend_openai.nvext import NvExt
+from dynamo_generation.requests.nvext import NvExt
 
 PATHS = ["/v1/chat/completions", "/v1/completions"]
 BASE = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

@@ -15,9 +15,9 @@ from dynamo_core import (
     PreprocessedRequest,
     StopConditions,
 )
-from dynamo_plugin_frontend_openai.choices import Choice, Piece, TokenChoice
-from dynamo_plugin_frontend_openai.plain import PlainPath
-from dynamo_plugin_frontend_openai.render import ChunkRenderer, Identity
+from dynamo_generation.answers.plain import PlainPath
+from dynamo_generation.answers.render import ChunkRenderer, Identity
+from dynamo_generation.choices.choice import Choice, Piece, TokenChoice
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
 from dynamo_plugin_frontend_openai.render_completions import CompletionRenderer
 from dynamo_text import ByteTokenizer

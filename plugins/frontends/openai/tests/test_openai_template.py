@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dynamo_core.errors import InvalidArgument, Unknown
 from dynamo_core.protocol import ModelCard
-from dynamo_plugin_frontend_openai.template import ChatTemplate, TemplateStore, load_template
+from dynamo_generation.templates.template import ChatTemplate, TemplateStore, load_template
 
 USER = [{"role": "user", "content": "Hi"}]
 

@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 from dynamo_core import FinishReason, LLMEngineOutput, Parsers, ToolCallArguments, ToolCallStart
-from dynamo_plugin_frontend_openai.choices import TokenChoice
-from dynamo_plugin_frontend_openai.forced import ForcedCalls
+from dynamo_generation.choices.choice import TokenChoice
+from dynamo_generation.choices.forced_tool_calls import ForcedCalls
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, MistralParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
 from hypothesis import HealthCheck, given, settings

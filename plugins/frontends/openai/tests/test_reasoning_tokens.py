@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, Parsers
-from dynamo_plugin_frontend_openai.reasoning_tokens import ReasoningCount
+from dynamo_generation.choices.reasoning_tokens import ReasoningCount
 from dynamo_plugin_parsers_standard.json_formats import HermesParser
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
 from dynamo_text import ByteTokenizer

@@ -17,8 +17,8 @@ from dynamo_core import Expected, FinishReason, HttpRoute, Principal, ResponseSt
 from dynamo_core.errors import CannotConnect
 from dynamo_http.request import PRINCIPAL
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.memory_store import MemoryStore, MemoryStoreConfig
-from dynamo_plugin_frontend_openai.stored import NEAR
+from dynamo_plugin_frontend_openai.responses.memory_store import MemoryStore, MemoryStoreConfig
+from dynamo_plugin_frontend_openai.responses.records import NEAR
 from dynamo_telemetry import Metrics
 
 PATH = "/v1/responses"

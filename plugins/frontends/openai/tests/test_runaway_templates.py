@@ -16,11 +16,13 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import InvalidArgument, Unavailable, Unknown
-from dynamo_plugin_frontend_openai import template_child, template_inline, template_process
+from dynamo_generation.templates import child as template_child
+from dynamo_generation.templates import inline as template_inline
+from dynamo_generation.templates import process as template_process
+from dynamo_generation.templates.errors import TemplateFault
+from dynamo_generation.templates.inline import MAX_ITEMS, TooMuch
+from dynamo_generation.templates.template import DEFAULT_TEMPLATE, ChatTemplate, TemplateStore
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.errors import TemplateFault
-from dynamo_plugin_frontend_openai.template import DEFAULT_TEMPLATE, ChatTemplate, TemplateStore
-from dynamo_plugin_frontend_openai.template_inline import MAX_ITEMS, TooMuch
 
 USER = [{"role": "user", "content": "Hi"}]
 #: Seconds of the loop's own time that one callback may take.
@@ -349,7 +351,7 @@ async def test_a_client_that_leaves_ends_the_process(store: TemplateStore) -> No
 
 
 def test_a_process_ends_with_its_parent() -> None:
-    child = Path(template_process.__file__).with_name("template_child.py")
+    child = Path(template_process.__file__).with_name("child.py")
     process = subprocess.Popen([sys.executable, "-P", str(child)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     # That it has started, and no answer.
@@ -361,7 +363,7 @@ def test_a_process_ends_with_its_parent() -> None:
 PARENT = """
 import asyncio
 from dynamo_core import TaskSet
-from dynamo_plugin_frontend_openai.template_process import LimitedProcess
+from dynamo_generation.templates.process import LimitedProcess
 
 async def main():
     process = LimitedProcess(TaskSet())
@@ -388,7 +390,7 @@ def test_a_process_that_is_stopped_ends_with_its_parent_too() -> None:
 
 def test_a_process_without_a_parent_ends_although_its_template_does_not() -> None:
     """The kernel bounds its processor time."""
-    child = Path(template_process.__file__).with_name("template_child.py")
+    child = Path(template_process.__file__).with_name("child.py")
     job = json.dumps({"type": "Job", "source": RUNAWAYS["nested loops"], "values": {}, "seconds": 0.1}).encode()
 
     process = subprocess.run(

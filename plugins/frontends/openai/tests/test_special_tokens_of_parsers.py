@@ -20,9 +20,9 @@ from dynamo_core import (
     ToolCallStart,
 )
 from dynamo_core.protocol import ModelCard
-from dynamo_plugin_frontend_openai.call_filter import CallFilter
-from dynamo_plugin_frontend_openai.markers import MarkerStore
-from dynamo_plugin_frontend_openai.parsed import AnswerParser, ParsedChoice
+from dynamo_generation.choices.call_filter import CallFilter
+from dynamo_generation.choices.marker_tokens import MarkerStore
+from dynamo_generation.choices.parsed import AnswerParser, ParsedChoice
 from dynamo_plugin_parsers_standard.think import Qwen3Parser
 from dynamo_testing.tiny_model import make_tokenizer_folder
 from dynamo_text import load_tokenizer
@@ -347,7 +347,7 @@ async def test_scores_keep_step_with_markers_that_are_part_of_the_text(cold_serv
 
 
 def test_a_forced_call_in_the_form_of_the_model_goes_to_its_parser_with_its_tokens() -> None:
-    from dynamo_plugin_frontend_openai.forced import ForcedCalls
+    from dynamo_generation.choices.forced_tool_calls import ForcedCalls
 
     own = Noting(TOOLS)
     forced = ForcedCalls(None, own)

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from dynamo_generation.templates.forms import ContentForm, TemplateForms
+from dynamo_generation.templates.messages import template_messages
+from dynamo_generation.templates.template import ChatTemplate, TemplateStore
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
-from dynamo_plugin_frontend_openai.template import ChatTemplate, TemplateStore
-from dynamo_plugin_frontend_openai.template_forms import ContentForm, TemplateForms
-from dynamo_plugin_frontend_openai.template_messages import template_messages
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from dynamo_core import EMBED, Principal
 from dynamo_core.errors import QuotaExceeded, RateLimited
-from dynamo_plugin_frontend_openai import asking
+from dynamo_generation.requests import end_user as asking
 from hypothesis import given
 from hypothesis import strategies as st
 

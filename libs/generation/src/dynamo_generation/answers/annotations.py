@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dynamo_plugin_frontend_openai.preprocess import Prompt
-from dynamo_plugin_frontend_openai.render import encode
+from dynamo_generation.answers.render import encode
+from dynamo_generation.prompts.preprocess import Prompt
 
 FORMATTED_PROMPT = "formatted_prompt"
 TOKEN_IDS = "token_ids"  # noqa: S105 - tokens of text

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from dynamo_core import BackendError, DynamoError
 
-from dynamo_plugin_frontend_openai.annotations import Timing
-from dynamo_plugin_frontend_openai.choices import Piece
-from dynamo_plugin_frontend_openai.source import Source
+from dynamo_generation.answers.annotations import Timing
+from dynamo_generation.answers.source import Source
+from dynamo_generation.choices.choice import Piece
 
 if TYPE_CHECKING:
     from dynamo_core import InflightRequest, LLMEngineOutput, TaskSet, TokenStream
 
-    from dynamo_plugin_frontend_openai.memory import Holding
+    from dynamo_generation.answers.answer_memory import Holding
 
 log = logging.getLogger(__name__)
 

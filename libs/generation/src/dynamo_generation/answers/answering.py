@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dynamo_plugin_frontend_openai.turns import Turns
-from dynamo_plugin_frontend_openai.usage import UsageWatch
+from dynamo_generation.answers.loop_scheduler import Turns
+from dynamo_generation.answers.usage import UsageWatch
 
 if TYPE_CHECKING:
     from dynamo_core import TaskSet
 
-    from dynamo_plugin_frontend_openai.memory import AnswerMemory
-    from dynamo_plugin_frontend_openai.schema_check import SchemaChecker
+    from dynamo_generation.answers.answer_memory import AnswerMemory
+    from dynamo_generation.choices.schema_check import SchemaChecker
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from dynamo_core import ContentDelta, ParserDelta, ReasoningDelta, ToolCallArguments, ToolCallStart, new_call_id
 
-from dynamo_plugin_frontend_openai.choices import Choice, Piece
-from dynamo_plugin_frontend_openai.render import Collected, Identity, weight
+from dynamo_generation.answers.render import Collected, Identity, weight
+from dynamo_generation.choices.choice import Choice, Piece
 
 
 class Kind(enum.Enum):

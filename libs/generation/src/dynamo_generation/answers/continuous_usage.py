@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dynamo_plugin_frontend_openai.choices import Choice, Piece
-from dynamo_plugin_frontend_openai.render import ChunkRenderer, encode
+from dynamo_generation.answers.render import ChunkRenderer, encode
+from dynamo_generation.choices.choice import Choice, Piece
 
 _END = b"]}\n\n"
 

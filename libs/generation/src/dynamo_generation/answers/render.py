@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 from dynamo_core import ParserDelta
 
-from dynamo_plugin_frontend_openai.choices import Choice, Piece
-from dynamo_plugin_frontend_openai.packed_scores import PackedScores
-from dynamo_plugin_frontend_openai.scores import Scored
+from dynamo_generation.choices.choice import Choice, Piece
+from dynamo_generation.choices.packed_scores import PackedScores
+from dynamo_generation.choices.scores import Scored
 
 #: A whole answer in pieces. An iterator makes those of a large one while they are written.
 Pieces: TypeAlias = list[bytes] | Iterator[bytes]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from dynamo_plugin_frontend_openai.choices import Choice, Piece
-from dynamo_plugin_frontend_openai.render import BodyRenderer, ChunkRenderer, Collected, Pieces, encode
+from dynamo_generation.answers.render import BodyRenderer, ChunkRenderer, Collected, Pieces, encode
+from dynamo_generation.choices.choice import Choice, Piece
 
 #: About how many bytes of memory a token takes.
 _TOKEN = 36

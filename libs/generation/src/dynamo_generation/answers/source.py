@@ -12,8 +12,8 @@ from dynamo_core import LLMEngineOutput
 if TYPE_CHECKING:
     from dynamo_core import TokenStream
 
-    from dynamo_plugin_frontend_openai.choices import Choice
-    from dynamo_plugin_frontend_openai.turns import Turns
+    from dynamo_generation.answers.loop_scheduler import Turns
+    from dynamo_generation.choices.choice import Choice
 
 OnReady: TypeAlias = Callable[..., None]
 

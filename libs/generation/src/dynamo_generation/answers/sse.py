@@ -13,8 +13,8 @@ from http import HTTPStatus
 from aiohttp import HttpVersion11, web
 from dynamo_http import set_probe
 
-from dynamo_plugin_frontend_openai import raw_response
-from dynamo_plugin_frontend_openai.ignored import headers_of
+from dynamo_generation.answers import raw_response
+from dynamo_generation.requests.ignored import headers_of
 
 KEEP_ALIVE = b": keep-alive\n\n"
 #: Seconds of silence after which a client that may be gone is written to.

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from dynamo_plugin_frontend_openai.answer import Answer
-from dynamo_plugin_frontend_openai.choices import Choice
-from dynamo_plugin_frontend_openai.plain import PlainPath
-from dynamo_plugin_frontend_openai.render import DONE, ChunkRenderer
-from dynamo_plugin_frontend_openai.source import Source
-from dynamo_plugin_frontend_openai.sse import KEEP_ALIVE, PROBE_AFTER, EventStream
+from dynamo_generation.answers.answer import Answer
+from dynamo_generation.answers.plain import PlainPath
+from dynamo_generation.answers.render import DONE, ChunkRenderer
+from dynamo_generation.answers.source import Source
+from dynamo_generation.answers.sse import KEEP_ALIVE, PROBE_AFTER, EventStream
+from dynamo_generation.choices.choice import Choice
 
 if TYPE_CHECKING:
     from dynamo_core import LLMEngineOutput

@@ -6,13 +6,13 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dynamo_plugin_frontend_openai.memory import STEP, Holding
-from dynamo_plugin_frontend_openai.render import BodyRenderer, Collected
+from dynamo_generation.answers.answer_memory import STEP, Holding
+from dynamo_generation.answers.render import BodyRenderer, Collected
 
 if TYPE_CHECKING:
-    from dynamo_plugin_frontend_openai.answer import Answer
-    from dynamo_plugin_frontend_openai.memory import AnswerMemory
-    from dynamo_plugin_frontend_openai.source import Source
+    from dynamo_generation.answers.answer import Answer
+    from dynamo_generation.answers.answer_memory import AnswerMemory
+    from dynamo_generation.answers.source import Source
 
 
 class UnaryAnswer:

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dynamo_plugin_frontend_openai.choices import Choice
+from dynamo_generation.choices.choice import Choice
 
 if TYPE_CHECKING:
-    from dynamo_plugin_frontend_openai.source import Source
+    from dynamo_generation.answers.source import Source
 
 log = logging.getLogger(__name__)
 

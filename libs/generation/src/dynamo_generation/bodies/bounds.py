@@ -14,7 +14,7 @@ import msgspec
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import UNREADABLE, shown
 
-from dynamo_plugin_frontend_openai.requests.structure import depths, outermost_names, outside_of_strings
+from dynamo_generation.bodies.structure import depths, outermost_names, outside_of_strings
 
 #: Up to this many bytes a body is read at once; decoding a larger one is left to a thread.
 INLINE = 64 * 1024

@@ -14,11 +14,11 @@ from dynamo_core import HttpFault
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import UNREADABLE, read, shown
 
-from dynamo_plugin_frontend_openai.requests.bounds import INLINE, check_arguments, check_bounds
-from dynamo_plugin_frontend_openai.requests.duplicates import find_duplicate
-from dynamo_plugin_frontend_openai.requests.limits import check_limits
-from dynamo_plugin_frontend_openai.requests.pieces import Pieces, copied, free, is_long
-from dynamo_plugin_frontend_openai.requests.unreadable import find_unreadable
+from dynamo_generation.bodies.bounds import INLINE, check_arguments, check_bounds
+from dynamo_generation.bodies.duplicates import find_duplicate
+from dynamo_generation.bodies.limits import check_limits
+from dynamo_generation.bodies.pieces import Pieces, copied, free, is_long
+from dynamo_generation.bodies.unreadable import find_unreadable
 
 T = TypeVar("T", bound=msgspec.Struct)
 ResultT = TypeVar("ResultT")

@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import msgspec
 
-from dynamo_plugin_frontend_openai.requests.bounds import MAX_DEPTH
-from dynamo_plugin_frontend_openai.requests.structure import outermost_names, outside_of_strings
+from dynamo_generation.bodies.bounds import MAX_DEPTH
+from dynamo_generation.bodies.structure import outermost_names, outside_of_strings
 
 _COLON = ord(":")
 #: Bytes up to which looking for each name takes less time than looking at the structure.

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from dynamo_core.errors import InvalidArgument
 
-from dynamo_plugin_frontend_openai.requests.bounds import MAX_VALUES
+from dynamo_generation.bodies.bounds import MAX_VALUES
 
 #: Bytes that are looked at and decoded at once, which takes about a millisecond; an even number.
 _SLICE = 128 * 1024

@@ -10,7 +10,7 @@ from dynamo_core import GuidedDecodingOptions
 if TYPE_CHECKING:
     from dynamo_core import ReasoningParser, ToolCallParser
 
-    from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
+    from dynamo_generation.requests.chat import ChatRequest
 
 
 def answer_grammar(

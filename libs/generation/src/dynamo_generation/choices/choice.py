@@ -17,9 +17,9 @@ from dynamo_core import (
 )
 from dynamo_text import Detokenizer, StopStrings
 
-from dynamo_plugin_frontend_openai.claims import Answered
-from dynamo_plugin_frontend_openai.schema_check import Verdict
-from dynamo_plugin_frontend_openai.scores import Scored, ScoreKeeper
+from dynamo_generation.choices.schema_check import Verdict
+from dynamo_generation.choices.schema_validation import Answered
+from dynamo_generation.choices.scores import Scored, ScoreKeeper
 
 
 class Piece(NamedTuple):

@@ -18,11 +18,11 @@ from dynamo_core import (
 )
 from dynamo_text import StopStrings
 
-from dynamo_plugin_frontend_openai.call_filter import CallFilter
-from dynamo_plugin_frontend_openai.choices import TokenChoice
-from dynamo_plugin_frontend_openai.claims import Answered
-from dynamo_plugin_frontend_openai.markers import NO_MARKERS, MarkerTokens
-from dynamo_plugin_frontend_openai.reasoning_tokens import ReasoningCount
+from dynamo_generation.choices.call_filter import CallFilter
+from dynamo_generation.choices.choice import TokenChoice
+from dynamo_generation.choices.marker_tokens import NO_MARKERS, MarkerTokens
+from dynamo_generation.choices.reasoning_tokens import ReasoningCount
+from dynamo_generation.choices.schema_validation import Answered
 
 TOOL_CALLS = "tool_calls"
 

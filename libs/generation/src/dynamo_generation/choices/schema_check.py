@@ -16,13 +16,13 @@ from weakref import WeakValueDictionary
 import msgspec
 from dynamo_core import TaskSet
 
-from dynamo_plugin_frontend_openai.template_child import Checked, SchemaJob
-from dynamo_plugin_frontend_openai.template_process import PROCESSES, STARTS, LimitedProcess
+from dynamo_generation.templates.child import Checked, SchemaJob
+from dynamo_generation.templates.process import PROCESSES, STARTS, LimitedProcess
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, Principal
 
-    from dynamo_plugin_frontend_openai.choices import Choice
+    from dynamo_generation.choices.choice import Choice
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from dynamo_core import ContentDelta, ParserDelta, ToolCallArguments, ToolCallStart
 
-from dynamo_plugin_frontend_openai.schema_check import Claim
+from dynamo_generation.choices.schema_check import Claim
 
 Schema: TypeAlias = dict[str, Any] | bool
 

@@ -22,16 +22,16 @@ from dynamo_core.errors import (
 from dynamo_core.protocol import shown
 from dynamo_http import error_response, principal_of, set_request_id
 
-from dynamo_plugin_frontend_openai import raw_response
-from dynamo_plugin_frontend_openai.annotations import Timing
-from dynamo_plugin_frontend_openai.asking import Field, asking
-from dynamo_plugin_frontend_openai.errors import error_event, report
-from dynamo_plugin_frontend_openai.ignored import IgnoredFields, headers_of
-from dynamo_plugin_frontend_openai.requests.bounds import INLINE
-from dynamo_plugin_frontend_openai.requests.decode import free_later, read_object, run_for_size
-from dynamo_plugin_frontend_openai.requests.fields import Accepts
-from dynamo_plugin_frontend_openai.response_schemas import ErrorBody
-from dynamo_plugin_frontend_openai.sse import ClientGone, EventStream
+from dynamo_generation.answers import raw_response
+from dynamo_generation.answers.annotations import Timing
+from dynamo_generation.answers.sse import ClientGone, EventStream
+from dynamo_generation.bodies.bounds import INLINE
+from dynamo_generation.bodies.decode import free_later, read_object, run_for_size
+from dynamo_generation.endpoints.error_schema import ErrorBody
+from dynamo_generation.endpoints.errors import error_event, report
+from dynamo_generation.requests.end_user import Field, asking
+from dynamo_generation.requests.fields import Accepts
+from dynamo_generation.requests.ignored import IgnoredFields, headers_of
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, InflightRequest, ServedModel

@@ -1,20 +1,14 @@
-"""The errors that only this API has, and how it tells what it does not tell the client."""
+"""Errors of a request: the last event of a stream that broke, and what is logged of them."""
 
 from __future__ import annotations
 
 import logging
 
-from dynamo_core import DynamoError, Problem
+from dynamo_core import Problem
 from dynamo_core.errors import INTERNAL
 from dynamo_http import error_body
 
 log = logging.getLogger(__name__)
-
-
-class TemplateFault(DynamoError):
-    """A chat template took too long, or too much memory, and was stopped. The message is for the client too."""
-
-    public = True
 
 
 def error_event(problem: Problem) -> bytes:

@@ -13,25 +13,25 @@ from dynamo_core import MULTI_CHOICE, EngineContext, SharedPermit
 from dynamo_core.errors import NotSupported
 from dynamo_text import StopStrings, compile_stops
 
-from dynamo_plugin_frontend_openai.annotations import as_events, closing, opening, single, unary_extension
-from dynamo_plugin_frontend_openai.answer import Answer, close_all
-from dynamo_plugin_frontend_openai.answering import Answering
-from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
-from dynamo_plugin_frontend_openai.continuous import ContinuousUsage
-from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
-from dynamo_plugin_frontend_openai.ignored import IgnoredFields
-from dynamo_plugin_frontend_openai.meters import PromptMeters
-from dynamo_plugin_frontend_openai.preprocess import Prompt, to_engine
-from dynamo_plugin_frontend_openai.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity, Pieces
-from dynamo_plugin_frontend_openai.render_token_ids import Inner, TokenIds
-from dynamo_plugin_frontend_openai.requests.answer_size import check_answer_size
-from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
-from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest
-from dynamo_plugin_frontend_openai.source import COALESCE, ScoredSource, Source, coalesced
-from dynamo_plugin_frontend_openai.sse import EventStream
-from dynamo_plugin_frontend_openai.streaming import StreamingAnswer
-from dynamo_plugin_frontend_openai.unary import UnaryAnswer
-from dynamo_plugin_frontend_openai.usage import cached_of, usage_of
+from dynamo_generation.answers.annotations import as_events, closing, opening, single, unary_extension
+from dynamo_generation.answers.answer import Answer, close_all
+from dynamo_generation.answers.answering import Answering
+from dynamo_generation.answers.continuous_usage import ContinuousUsage
+from dynamo_generation.answers.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity, Pieces
+from dynamo_generation.answers.render_token_ids import Inner, TokenIds
+from dynamo_generation.answers.source import COALESCE, ScoredSource, Source, coalesced
+from dynamo_generation.answers.sse import EventStream
+from dynamo_generation.answers.streaming import StreamingAnswer
+from dynamo_generation.answers.unary import UnaryAnswer
+from dynamo_generation.answers.usage import cached_of, usage_of
+from dynamo_generation.choices.choice import Choice, TokenChoice
+from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
+from dynamo_generation.prompts.meters import PromptMeters
+from dynamo_generation.prompts.preprocess import Prompt, to_engine
+from dynamo_generation.requests.answer_size import check_answer_size
+from dynamo_generation.requests.chat import ChatRequest
+from dynamo_generation.requests.completions import CompletionRequest
+from dynamo_generation.requests.ignored import IgnoredFields
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, PreprocessedRequest, ServedModel, TokenStream

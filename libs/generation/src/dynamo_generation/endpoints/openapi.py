@@ -14,10 +14,10 @@ import msgspec
 from aiohttp import web
 from dynamo_core import HttpRoute, ListenerName
 
-from dynamo_plugin_frontend_openai.requests.fields import Accepts, has_no_effect, schema_of
-from dynamo_plugin_frontend_openai.response_schemas import ErrorBody
+from dynamo_generation.endpoints.error_schema import ErrorBody
+from dynamo_generation.requests.fields import Accepts, has_no_effect, schema_of
 
-_DISTRIBUTION = "dynamo-plugin-frontend-openai"
+_DISTRIBUTION = "dynamo-generation"
 _REFERENCE = "#/components/schemas/{name}"
 _VARIABLE = re.compile(r"\{(\w+)\}")
 _JSON = "application/json"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from aiohttp import web
 from dynamo_core.protocol import CHAT
 
-from dynamo_plugin_frontend_openai.chat import ChatDependencies
-from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
-from dynamo_plugin_frontend_openai.ignored import IgnoredFields
-from dynamo_plugin_frontend_openai.render import encode
-from dynamo_plugin_frontend_openai.translated import TranslatedRequest
+from dynamo_generation.answers.render import encode
+from dynamo_generation.endpoints.conversation import ChatDependencies
+from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
+from dynamo_generation.endpoints.translated import TranslatedRequest
+from dynamo_generation.requests.ignored import IgnoredFields
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dynamo_core.errors import InvalidArgument
 
-from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
+from dynamo_generation.endpoints.conversation import ChatDependencies, ParsedChat
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel
 
-    from dynamo_plugin_frontend_openai.preprocess import Prompt
+    from dynamo_generation.prompts.preprocess import Prompt
 
 _NAME = re.compile(r"\w+")
 

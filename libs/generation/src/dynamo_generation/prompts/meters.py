@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, ServedModel
 
-    from dynamo_plugin_frontend_openai.preprocess import Prompt
+    from dynamo_generation.prompts.preprocess import Prompt
 
 _SECONDS = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _MILLISECONDS = tuple(1000 * bound for bound in _SECONDS)

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 from dynamo_core import OutputOptions, PreprocessedRequest, RoutingHints, SamplingOptions, StopConditions
 from dynamo_core.errors import InvalidArgument
 
-from dynamo_plugin_frontend_openai.prompt_room import PromptRoom
-from dynamo_plugin_frontend_openai.requests.bounds import is_long
-from dynamo_plugin_frontend_openai.requests.chat import ChatRequest
-from dynamo_plugin_frontend_openai.template_inline import weigh
-from dynamo_plugin_frontend_openai.template_messages import raw_prompt, template_messages, template_tools
+from dynamo_generation.bodies.bounds import is_long
+from dynamo_generation.prompts.prompt_room import PromptRoom
+from dynamo_generation.requests.chat import ChatRequest
+from dynamo_generation.templates.inline import weigh
+from dynamo_generation.templates.messages import raw_prompt, template_messages, template_tools
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dynamo_core import ServedModel
 
-    from dynamo_plugin_frontend_openai.requests.common import GenerationRequest
-    from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest, PromptInput
-    from dynamo_plugin_frontend_openai.template import ChatTemplate, TemplateStore
+    from dynamo_generation.requests.common import GenerationRequest
+    from dynamo_generation.requests.completions import CompletionRequest, PromptInput
+    from dynamo_generation.templates.template import ChatTemplate, TemplateStore
 
 
 #: Items of tools and of template variables that a template takes about a millisecond for.

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from dynamo_core import GuidedDecodingOptions
 
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.common import (
+from dynamo_generation.bodies.decode import NOT_EMPTY, schema_error, to_struct
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.common import (
     U32,
     GenerationRequest,
     check_common,
@@ -16,9 +17,9 @@ from dynamo_plugin_frontend_openai.requests.common import (
     check_token_limit,
     invalid,
 )
-from dynamo_plugin_frontend_openai.requests.constraints import constraint
-from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, schema_error, to_struct
-from dynamo_plugin_frontend_openai.requests.tools import (
+from dynamo_generation.requests.constraints import constraint
+from dynamo_generation.requests.thinking import SWITCHES, Wish
+from dynamo_generation.requests.tools import (
     NONE,
     REQUIRED,
     Function,
@@ -31,7 +32,6 @@ from dynamo_plugin_frontend_openai.requests.tools import (
     guided,
     mode_of,
 )
-from dynamo_plugin_frontend_openai.template_thinking import SWITCHES, Wish
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
 

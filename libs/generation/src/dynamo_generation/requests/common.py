@@ -11,8 +11,8 @@ from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import shown
 from msgspec import Meta
 
-from dynamo_plugin_frontend_openai.nvext import NvExt, check_nvext, settle
-from dynamo_plugin_frontend_openai.requests.constraints import ResponseFormat, StructuredOutputs, constraint
+from dynamo_generation.requests.constraints import ResponseFormat, StructuredOutputs, constraint
+from dynamo_generation.requests.nvext import NvExt, check_nvext, settle
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]

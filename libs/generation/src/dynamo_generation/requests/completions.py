@@ -6,15 +6,15 @@ import time
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.common import (
+from dynamo_generation.bodies.decode import NOT_EMPTY, schema_error, to_struct
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.common import (
     MAX_CHOICES,
     GenerationRequest,
     check_common,
     check_range,
     invalid,
 )
-from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, schema_error, to_struct
 
 #: A prompt: text, or token ids.
 PromptInput: TypeAlias = str | list[int]

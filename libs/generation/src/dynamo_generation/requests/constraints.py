@@ -10,11 +10,11 @@ from dynamo_core import GuidedDecodingOptions
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import Unreadable
 
-from dynamo_plugin_frontend_openai.requests.decode import object_of, schema_error
-from dynamo_plugin_frontend_openai.requests.limits import MAX_CHARACTERS, MAX_ENTRIES
+from dynamo_generation.bodies.decode import object_of, schema_error
+from dynamo_generation.bodies.limits import MAX_CHARACTERS, MAX_ENTRIES
 
 if TYPE_CHECKING:
-    from dynamo_plugin_frontend_openai.requests.common import GenerationRequest
+    from dynamo_generation.requests.common import GenerationRequest
 
 TEXT, JSON_OBJECT, JSON_SCHEMA = "text", "json_object", "json_schema"
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import shown
 
-from dynamo_plugin_frontend_openai.requests import limits
+from dynamo_generation.bodies import limits
 
 Accepts: TypeAlias = Callable[[Any], bool]
 

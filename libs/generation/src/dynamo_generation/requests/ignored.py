@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from dynamo_plugin_frontend_openai.requests.fields import NEVER_IGNORED
+from dynamo_generation.requests.fields import NEVER_IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Collection

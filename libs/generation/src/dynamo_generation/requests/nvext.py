@@ -8,7 +8,7 @@ import msgspec
 from dynamo_core.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from dynamo_plugin_frontend_openai.requests.common import GenerationRequest
+    from dynamo_generation.requests.common import GenerationRequest
 
 
 class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from dynamo_core import GuidedDecodingOptions
 
-from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.decode import schema_error
+from dynamo_generation.bodies.decode import schema_error
+from dynamo_generation.requests.common import invalid
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 FUNCTION, ALLOWED = "function", "allowed_tools"

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from jinja2 import nodes
 
-from dynamo_plugin_frontend_openai.template_forms import (
+from dynamo_generation.templates.forms import (
     ASSISTANT,
     DEVELOPER,
     SYSTEM,
@@ -21,7 +21,7 @@ from dynamo_plugin_frontend_openai.template_forms import (
     ContentForm,
     TemplateForms,
 )
-from dynamo_plugin_frontend_openai.template_messages import REASONING_NAMES, Message, template_messages, template_tools
+from dynamo_generation.templates.messages import REASONING_NAMES, Message, template_messages, template_tools
 
 #: Yields messages and tools, and is sent the prompt; None where the template refuses them.
 Detection: TypeAlias = Generator[tuple[list[Message], Sequence[Message] | None], str | None, TemplateForms]

@@ -19,7 +19,7 @@ from jinja2.nodes import EvalContext
 from jinja2.runtime import Context, new_context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from dynamo_plugin_frontend_openai.template_child import environment, tojson
+from dynamo_generation.templates.child import environment, tojson
 
 #: Seconds that a rendering may take on the event loop; then half as much again of processor time, for a busy machine.
 SECONDS = 0.020

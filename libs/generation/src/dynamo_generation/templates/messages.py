@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 
 from dynamo_core.protocol import Unreadable
 
-from dynamo_plugin_frontend_openai.requests.decode import object_of
-from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
-from dynamo_plugin_frontend_openai.template_forms import (
+from dynamo_generation.bodies.decode import object_of
+from dynamo_generation.requests.tools import FUNCTION
+from dynamo_generation.templates.forms import (
     ASSISTANT,
     DEVELOPER,
     SYSTEM,

@@ -17,9 +17,9 @@ import msgspec
 from dynamo_core import TaskSet
 from dynamo_core.errors import InvalidArgument, Unavailable, Unknown
 
-from dynamo_plugin_frontend_openai import template_child
-from dynamo_plugin_frontend_openai.errors import TemplateFault
-from dynamo_plugin_frontend_openai.template_child import MAX_MEMORY, OUT_OF_MEMORY, Job, Rendered, SchemaJob
+from dynamo_generation.templates import child as template_child
+from dynamo_generation.templates.child import MAX_MEMORY, OUT_OF_MEMORY, Job, Rendered, SchemaJob
+from dynamo_generation.templates.errors import TemplateFault
 
 #: Processes at a time. More would take the processor time of the event loop.
 PROCESSES = max(2, min(4, (os.cpu_count() or 1) // 2))

@@ -15,20 +15,20 @@ from dynamo_core import DynamoError
 from dynamo_core.errors import InvalidArgument, Unknown
 from dynamo_core.protocol import Unreadable
 
-from dynamo_plugin_frontend_openai.errors import TemplateFault
-from dynamo_plugin_frontend_openai.requests.decode import object_of
-from dynamo_plugin_frontend_openai.template_detection import (
+from dynamo_generation.bodies.decode import object_of
+from dynamo_generation.requests.thinking import ThinkingVariables
+from dynamo_generation.templates.absent import asks_for_none
+from dynamo_generation.templates.detection import (
     Detection,
     detect_forms,
     reasoning_names,
     run_detection,
 )
-from dynamo_plugin_frontend_openai.template_forms import TemplateForms
-from dynamo_plugin_frontend_openai.template_inline import SECONDS, PlainTemplate, TooMuch, bounded_environment
-from dynamo_plugin_frontend_openai.template_none import asks_for_none
-from dynamo_plugin_frontend_openai.template_plain import is_plain
-from dynamo_plugin_frontend_openai.template_process import TemplateProcesses, refused
-from dynamo_plugin_frontend_openai.template_thinking import ThinkingVariables
+from dynamo_generation.templates.errors import TemplateFault
+from dynamo_generation.templates.forms import TemplateForms
+from dynamo_generation.templates.inline import SECONDS, PlainTemplate, TooMuch, bounded_environment
+from dynamo_generation.templates.plain import is_plain
+from dynamo_generation.templates.process import TemplateProcesses, refused
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel

@@ -23,6 +23,6 @@ def dynamo_register_frontends() -> list[type[Frontend]]:
 @hookimpl
 def dynamo_register_response_stores() -> list[type[ResponseStore]]:
     """The store that needs nothing but memory."""
-    from dynamo_plugin_frontend_openai.memory_store import MemoryStore
+    from dynamo_plugin_frontend_openai.responses.memory_store import MemoryStore
 
     return [MemoryStore]

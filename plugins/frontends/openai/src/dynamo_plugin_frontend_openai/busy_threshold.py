@@ -20,10 +20,9 @@ from dynamo_core import (
 )
 from dynamo_core.errors import InvalidArgument, ModelNotFound, Unavailable
 from dynamo_core.protocol import UNREADABLE, shown
+from dynamo_generation.bodies.bounds import INLINE
 from dynamo_http import error_response
 from msgspec import UNSET, UnsetType
-
-from dynamo_plugin_frontend_openai.requests.bounds import INLINE
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, ThresholdControl

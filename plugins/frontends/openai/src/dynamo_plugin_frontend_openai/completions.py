@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_core.errors import NotSupported
 from dynamo_core.protocol import COMPLETIONS
+from dynamo_generation.endpoints.generation import GenerationEndpoint, ParsedRequest, Renderer
+from dynamo_generation.prompts.preprocess import Prompt, text_prompts
+from dynamo_generation.requests import end_user as asking
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.completions import CompletionRequest, parse_completion
 
-from dynamo_plugin_frontend_openai import asking
-from dynamo_plugin_frontend_openai.generation import GenerationEndpoint, ParsedRequest, Renderer
-from dynamo_plugin_frontend_openai.preprocess import Prompt, text_prompts
 from dynamo_plugin_frontend_openai.render_completions import CompletionRenderer
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.completions import CompletionRequest, parse_completion
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel
-
-    from dynamo_plugin_frontend_openai.render import Collected, Identity
+    from dynamo_generation.answers.render import Collected, Identity
 
 
 class ParsedCompletion(ParsedRequest):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar
 
 import msgspec
-
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.completions import PromptInput, split_inputs
-from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, schema_error, to_struct
+from dynamo_generation.bodies.decode import NOT_EMPTY, schema_error, to_struct
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.completions import PromptInput, split_inputs
 
 MAX_INPUTS = 2048
 ENCODINGS = ("base64", "float")

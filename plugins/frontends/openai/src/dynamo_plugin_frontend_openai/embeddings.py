@@ -13,14 +13,14 @@ from aiohttp import web
 from dynamo_core import EMBED, EmbedRequest
 from dynamo_core.errors import NotSupported
 from dynamo_core.protocol import EMBEDDINGS
+from dynamo_generation.answers.render import encode
+from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
+from dynamo_generation.prompts.preprocess import text_prompts
+from dynamo_generation.requests import end_user as asking
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.completions import PromptInput
 
-from dynamo_plugin_frontend_openai import asking
-from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
-from dynamo_plugin_frontend_openai.preprocess import text_prompts
-from dynamo_plugin_frontend_openai.render import encode
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.completions import PromptInput
-from dynamo_plugin_frontend_openai.requests.embeddings import EmbeddingRequest, parse_embedding
+from dynamo_plugin_frontend_openai.embedding_request import EmbeddingRequest, parse_embedding
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel

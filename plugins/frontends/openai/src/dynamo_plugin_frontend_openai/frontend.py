@@ -8,10 +8,23 @@ from typing import Any, ClassVar
 
 import msgspec
 from dynamo_core import Frontend, FrontendServices, HttpRoute, PluginConfig, TaskSet, Tokenizer
+from dynamo_generation.answers.answer_memory import MB, AnswerMemory
+from dynamo_generation.answers.answering import Answering
+from dynamo_generation.choices.schema_check import SchemaChecker
+from dynamo_generation.endpoints.conversation import ChatDependencies
+from dynamo_generation.endpoints.endpoint import ModelEndpoint
+from dynamo_generation.endpoints.generation import GenerationEndpoint
+from dynamo_generation.endpoints.openapi import Description, Operation
+from dynamo_generation.heap import give_back
+from dynamo_generation.prompts.meters import call_counter
+from dynamo_generation.prompts.token_cache import token_memory
+from dynamo_generation.requests.ignored import IgnoredFields
+from dynamo_generation.templates.template import TemplateStore, describe_template
 from dynamo_text import load_tokenizer
 
 from dynamo_plugin_frontend_openai import response_schemas as schemas
-from dynamo_plugin_frontend_openai.answering import Answering
+from dynamo_plugin_frontend_openai.anthropic import schemas as anthropic_schemas
+from dynamo_plugin_frontend_openai.anthropic.endpoint import CountTokensEndpoint, MessagesEndpoint
 from dynamo_plugin_frontend_openai.busy_threshold import (
     BusyThresholds,
     PlainError,
@@ -19,32 +32,22 @@ from dynamo_plugin_frontend_openai.busy_threshold import (
     ThresholdList,
     ThresholdRequest,
 )
-from dynamo_plugin_frontend_openai.chat import ChatDependencies, ChatEndpoint
+from dynamo_plugin_frontend_openai.chat import ChatEndpoint
 from dynamo_plugin_frontend_openai.completions import CompletionEndpoint
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
 from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint
-from dynamo_plugin_frontend_openai.endpoint import ModelEndpoint
-from dynamo_plugin_frontend_openai.generation import GenerationEndpoint
-from dynamo_plugin_frontend_openai.heap import give_back
-from dynamo_plugin_frontend_openai.ignored import IgnoredFields
-from dynamo_plugin_frontend_openai.memory import MB, AnswerMemory
-from dynamo_plugin_frontend_openai.messages import CountTokensEndpoint, MessagesEndpoint
-from dynamo_plugin_frontend_openai.meters import call_counter
 from dynamo_plugin_frontend_openai.models import ModelLists
-from dynamo_plugin_frontend_openai.openapi import Description, Operation
-from dynamo_plugin_frontend_openai.response_memory import ResponseMemory, response_memory
-from dynamo_plugin_frontend_openai.response_routes import StoredResponses
-from dynamo_plugin_frontend_openai.responses import (
+from dynamo_plugin_frontend_openai.responses import schemas as responses_schemas
+from dynamo_plugin_frontend_openai.responses.endpoint import (
     InputTokensEndpoint,
     RememberingInputTokensEndpoint,
     RememberingResponsesEndpoint,
     ResponsesEndpoint,
 )
+from dynamo_plugin_frontend_openai.responses.memory import ResponseMemory, response_memory
+from dynamo_plugin_frontend_openai.responses.routes import StoredResponses
 from dynamo_plugin_frontend_openai.route_explain import RouteExplanations
-from dynamo_plugin_frontend_openai.schema_check import SchemaChecker
 from dynamo_plugin_frontend_openai.scoring import RerankEndpoint, ScoreEndpoint
-from dynamo_plugin_frontend_openai.template import TemplateStore, describe_template
-from dynamo_plugin_frontend_openai.token_memory import token_memory
 from dynamo_plugin_frontend_openai.tokens import DetokenizeEndpoint, TokenizeEndpoint
 
 #: Seconds that streams of ended requests get to let go of what they hold.
@@ -133,25 +136,25 @@ class OpenAIFrontend(Frontend):
             _post(
                 config.messages_path,
                 messages,
-                schemas.AnthropicMessage,
+                anthropic_schemas.AnthropicMessage,
                 "Messages of the Anthropic API, streaming or not",
             ),
             _post(
                 f"{config.messages_path}/count_tokens",
                 counts,
-                schemas.TokenCount,
+                anthropic_schemas.TokenCount,
                 "How many tokens such a request has",
             ),
             _post(
                 config.responses_path,
                 responses,
-                schemas.WholeResponse,
+                responses_schemas.WholeResponse,
                 f"The Responses API with{'out' if stored is None else ''} a memory, streaming or not",
             ),
             _post(
                 f"{config.responses_path}/input_tokens",
                 input_tokens,
-                schemas.InputTokens,
+                responses_schemas.InputTokens,
                 "How many tokens such a request has",
             ),
             _post(config.tokenize_path, tokenize, schemas.TokenizedText, "The tokens of a text"),

@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 from dynamo_core import Tokenizer
-
-from dynamo_plugin_frontend_openai.scores import Scored
+from dynamo_generation.choices.scores import Scored
 
 encode = msgspec.json.Encoder().encode
 

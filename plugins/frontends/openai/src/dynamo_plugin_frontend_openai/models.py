@@ -10,9 +10,8 @@ from aiohttp import web
 from dynamo_core import EMBED, RERANK, SCORE
 from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol import CHAT, COMPLETIONS, shown
+from dynamo_generation.answers.render import encode
 from dynamo_http import principal_of
-
-from dynamo_plugin_frontend_openai.render import encode
 
 if TYPE_CHECKING:
     from dynamo_core import ModelDirectory, ServedModel

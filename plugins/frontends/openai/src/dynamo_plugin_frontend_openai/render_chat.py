@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynamo_core import ContentDelta, ParserDelta, ReasoningDelta, Tokenizer, ToolCallArguments, ToolCallStart
-
-from dynamo_plugin_frontend_openai.choices import Choice, Piece
-from dynamo_plugin_frontend_openai.logprobs import ChatLogprobs
-from dynamo_plugin_frontend_openai.render import (
+from dynamo_generation.answers.render import (
     PIECE,
     SCORES,
     Collected,
@@ -23,7 +20,10 @@ from dynamo_plugin_frontend_openai.render import (
     verdict_of,
     weight,
 )
-from dynamo_plugin_frontend_openai.scores import Scored
+from dynamo_generation.choices.choice import Choice, Piece
+from dynamo_generation.choices.scores import Scored
+
+from dynamo_plugin_frontend_openai.logprobs import ChatLogprobs
 
 
 class ChatRenderer:

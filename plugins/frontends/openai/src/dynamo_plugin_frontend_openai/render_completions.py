@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynamo_core import Tokenizer
-
-from dynamo_plugin_frontend_openai.choices import Choice, Piece
-from dynamo_plugin_frontend_openai.logprobs import CompletionLogprobs
-from dynamo_plugin_frontend_openai.render import (
+from dynamo_generation.answers.render import (
     SCORES,
     Collected,
     Identity,
@@ -21,6 +18,9 @@ from dynamo_plugin_frontend_openai.render import (
     usage_chunk,
     weight,
 )
+from dynamo_generation.choices.choice import Choice, Piece
+
+from dynamo_plugin_frontend_openai.logprobs import CompletionLogprobs
 
 _KIND = "text_completion"
 

@@ -9,43 +9,10 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from dynamo_generation.choices.schema_check import Verdict
 from msgspec import UNSET, UnsetType
 
-from dynamo_plugin_frontend_openai.schema_check import Verdict
-
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
-
-
-class ErrorDetail(msgspec.Struct):
-    """What went wrong, in the shape that the official clients read."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(msgspec.Struct):
-    """An error: for the official clients, and flat for other clients. `code` is the HTTP status."""
-
-    error: ErrorDetail
-    message: str
-    type: str
-    code: int
-
-
-class MessagesErrorDetail(msgspec.Struct):
-    """What went wrong."""
-
-    type: str
-    message: str
-
-
-class MessagesError(msgspec.Struct):
-    """An error in the shape of the Anthropic API."""
-
-    type: Literal["error"]
-    error: MessagesErrorDetail
 
 
 class CachedTokens(msgspec.Struct):
@@ -205,109 +172,6 @@ class RankedList(msgspec.Struct):
     model: str
     results: list[RankedDocument]
     usage: EmbeddingUsage
-
-
-class ThinkingTokens(msgspec.Struct):
-    """How much of a message was thinking."""
-
-    thinking_tokens: int
-
-
-class MessageUsage(msgspec.Struct):
-    """How many tokens a message took. `input_tokens` are those of the prompt that no cache had."""
-
-    input_tokens: int
-    output_tokens: int
-    cache_read_input_tokens: int | UnsetType = UNSET
-    cache_creation_input_tokens: int | UnsetType = UNSET
-    output_tokens_details: ThinkingTokens | UnsetType = UNSET
-
-
-class AnthropicMessage(msgspec.Struct):
-    """A whole message. A block of `content` is `text`, `thinking` or `tool_use`."""
-
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
-    stop_sequence: str | None
-    usage: MessageUsage
-    structured_output: Verdict | UnsetType = UNSET
-
-
-class TokenCount(msgspec.Struct):
-    """How many tokens the request has."""
-
-    input_tokens: int
-
-
-class InputTokens(msgspec.Struct):
-    """How many tokens the request has."""
-
-    object: str
-    input_tokens: int
-
-
-class ResponseUsage(msgspec.Struct):
-    """How many tokens a response took."""
-
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens_details: dict[str, int]
-
-
-class WholeResponse(msgspec.Struct):
-    """A whole response. An item of `output` is `message`, `reasoning` or `function_call`; the rest repeats the
-    request."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
-    error: None
-    incomplete_details: dict[str, str] | None
-    model: str
-    output: list[dict[str, Any]]
-    usage: ResponseUsage
-    structured_output: Verdict | UnsetType = UNSET
-
-
-class DeletedObject(msgspec.Struct):
-    """Something that was removed."""
-
-    id: str
-    object: Literal["response", "conversation.deleted"]
-    deleted: bool
-
-
-class ConversationObject(msgspec.Struct):
-    """A conversation."""
-
-    id: str
-    object: Literal["conversation"]
-    created_at: int
-    metadata: dict[str, str | None]
-
-
-class StoredItem(msgspec.Struct):
-    """An item; the rest depends on its type."""
-
-    id: str
-    type: str
-
-
-class ItemPage(msgspec.Struct):
-    """Items, and whether there are more."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class TokenizedText(msgspec.Struct):

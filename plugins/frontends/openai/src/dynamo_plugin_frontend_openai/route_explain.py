@@ -10,19 +10,19 @@ from aiohttp import web
 from dynamo_core import HttpRoute, ListenerName
 from dynamo_core.errors import ModelNotFound
 from dynamo_core.protocol import format_instance_id, shown
+from dynamo_generation.bodies.decode import read_object, run_for_size
+from dynamo_generation.endpoints.conversation import ChatDependencies
+from dynamo_generation.prompts.preprocess import to_engine
+from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.end_user import SESSION, USER, asking
 from dynamo_http import principal_of
 
-from dynamo_plugin_frontend_openai.asking import SESSION, USER, asking
-from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
+from dynamo_plugin_frontend_openai.chat import ParsedChatCompletion
 from dynamo_plugin_frontend_openai.completions import ParsedCompletion
-from dynamo_plugin_frontend_openai.preprocess import to_engine
-from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.decode import read_object, run_for_size
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, PreprocessedRequest, ServedModel
-
-    from dynamo_plugin_frontend_openai.generation import ParsedRequest
+    from dynamo_generation.endpoints.generation import ParsedRequest
 
 PATH = "/route/explain"
 
@@ -79,7 +79,7 @@ class RouteExplanations:
         body = {"model": model.name, **{name: value for name, value in raw.items() if name != "token_ids"}}
         parsed: ParsedRequest
         if raw.get("messages") is not None:
-            parsed = ParsedChat(body, self._chats)
+            parsed = ParsedChatCompletion(body, self._chats)
         else:
             if raw.get("token_ids") is not None:
                 body["prompt"] = _token_ids(raw["token_ids"])

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from dynamo_core import RERANK, SCORE, BackendError, ScoreOutput, ScoreRequest
 from dynamo_core.errors import NotSupported
+from dynamo_generation.answers.render import encode
+from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
+from dynamo_generation.prompts.prompt_room import PromptRoom
+from dynamo_generation.requests import end_user as asking
+from dynamo_generation.requests import fields
 
-from dynamo_plugin_frontend_openai import asking
-from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint, ParsedT
-from dynamo_plugin_frontend_openai.prompt_room import PromptRoom
-from dynamo_plugin_frontend_openai.render import encode
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.scoring import (
+from dynamo_plugin_frontend_openai.scoring_request import (
     PairsRequest,
     ParsedRerank,
     ParsedScoring,

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
-
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, to_struct
+from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.common import invalid
 
 #: The names that clients have for the queries and the documents of a score request.
 NAMES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))

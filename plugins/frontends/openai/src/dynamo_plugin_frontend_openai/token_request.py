@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.chat import Message
-from dynamo_plugin_frontend_openai.requests.common import U32, invalid
-from dynamo_plugin_frontend_openai.requests.decode import to_struct
-from dynamo_plugin_frontend_openai.requests.tools import Tool
+from dynamo_generation.bodies.decode import to_struct
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.chat import Message
+from dynamo_generation.requests.common import U32, invalid
+from dynamo_generation.requests.tools import Tool
 
 #: Fields that speak of a conversation, and are those of a chat request.
 _OF_CHAT = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
 from dynamo_core import DynamoError
+from dynamo_generation.answers.render import encode
+from dynamo_generation.endpoints.conversation import ChatDependencies
+from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
+from dynamo_generation.prompts.prompt_room import PromptRoom
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.ignored import IgnoredFields
 from dynamo_text import INLINE
 
-from dynamo_plugin_frontend_openai.chat import ChatDependencies, ParsedChat
-from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint, ParsedT
-from dynamo_plugin_frontend_openai.ignored import IgnoredFields
-from dynamo_plugin_frontend_openai.prompt_room import PromptRoom
-from dynamo_plugin_frontend_openai.render import encode
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.tokens import (
+from dynamo_plugin_frontend_openai.chat import ParsedChatCompletion
+from dynamo_plugin_frontend_openai.token_request import (
     DetokenizeRequest,
     TokenizeRequest,
     chat_of_tokenize,
@@ -60,7 +61,7 @@ class ParsedTokenize:
     """A checked request; `chat` is the conversation, if it is of one."""
 
     request: TokenizeRequest
-    chat: ParsedChat | None
+    chat: ParsedChatCompletion | None
 
 
 class TokenizeEndpoint(_OfTokenizer[ParsedTokenize]):
@@ -79,7 +80,7 @@ class TokenizeEndpoint(_OfTokenizer[ParsedTokenize]):
         request = parse_tokenize(raw)
         if request.messages is None:
             return ParsedTokenize(request, None)
-        return ParsedTokenize(request, ParsedChat(chat_of_tokenize(request, raw), self._chats))
+        return ParsedTokenize(request, ParsedChatCompletion(chat_of_tokenize(request, raw), self._chats))
 
     async def serve(self, exchange: Exchange, parsed: ParsedTokenize) -> web.StreamResponse:
         """Answers with the tokens."""

@@ -12,25 +12,25 @@ from aiohttp import web
 from dynamo_core import Problem
 from dynamo_core.errors import LIMIT_HEADER
 from dynamo_core.protocol import CHAT
+from dynamo_generation.answers.render import Identity, encode
+from dynamo_generation.endpoints.conversation import ChatDependencies, ConversationEndpoint
+from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
+from dynamo_generation.endpoints.token_count_route import CountingEndpoint
+from dynamo_generation.endpoints.translated import TranslatedRequest
+from dynamo_generation.prompts.preprocess import Prompt
+from dynamo_generation.requests import end_user as asking
+from dynamo_generation.requests import fields
 from dynamo_http import error_response
 
-from dynamo_plugin_frontend_openai import asking
-from dynamo_plugin_frontend_openai.chat import ChatDependencies, ConversationEndpoint
-from dynamo_plugin_frontend_openai.counting import CountingEndpoint
-from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint, ParsedT
-from dynamo_plugin_frontend_openai.from_messages import NAMES, chat_of_messages
-from dynamo_plugin_frontend_openai.preprocess import Prompt
-from dynamo_plugin_frontend_openai.render import Identity, encode
-from dynamo_plugin_frontend_openai.render_messages import MessageRenderer
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.messages import (
+from dynamo_plugin_frontend_openai.anthropic.render import MessageRenderer
+from dynamo_plugin_frontend_openai.anthropic.requests import (
     CountTokensRequest,
     MessagesRequest,
     left_out,
     parse_messages,
 )
-from dynamo_plugin_frontend_openai.response_schemas import MessagesError
-from dynamo_plugin_frontend_openai.translated import TranslatedRequest
+from dynamo_plugin_frontend_openai.anthropic.schemas import MessagesError
+from dynamo_plugin_frontend_openai.anthropic.to_chat import NAMES, chat_of_messages
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from dynamo_core.protocol import Unreadable
-
-from dynamo_plugin_frontend_openai.blocks import Block, BlockRenderer, Kind
-from dynamo_plugin_frontend_openai.choices import Choice, TokenChoice
-from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, verdict_of
-from dynamo_plugin_frontend_openai.requests.decode import object_of
-from dynamo_plugin_frontend_openai.requests.thoughts import packed
+from dynamo_generation.answers.blocks import Block, BlockRenderer, Kind
+from dynamo_generation.answers.render import Collected, Identity, encode, verdict_of
+from dynamo_generation.bodies.decode import object_of
+from dynamo_generation.choices.choice import Choice, TokenChoice
+from dynamo_generation.requests.thoughts import packed
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'

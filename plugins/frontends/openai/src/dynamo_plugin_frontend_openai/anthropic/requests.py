@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
-
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.common import U32, invalid
-from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, to_struct
+from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.common import U32, invalid
 
 CUSTOM = "custom"
 USER, ASSISTANT = "user", "assistant"

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from dynamo_generation.requests.thoughts import unpacked
+from dynamo_generation.requests.tools import AUTO, FUNCTION, NONE, REQUIRED
 
-from dynamo_plugin_frontend_openai.requests.messages import (
+from dynamo_plugin_frontend_openai.anthropic.requests import (
     ASSISTANT,
     USER,
     CountTokensRequest,
@@ -27,8 +29,6 @@ from dynamo_plugin_frontend_openai.requests.messages import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from dynamo_plugin_frontend_openai.requests.thoughts import unpacked
-from dynamo_plugin_frontend_openai.requests.tools import AUTO, FUNCTION, NONE, REQUIRED
 
 #: What fields of the chat request are called in the Anthropic API, where that is not the same.
 NAMES: Mapping[str, str] = {

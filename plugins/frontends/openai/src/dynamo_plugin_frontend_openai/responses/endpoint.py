@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiohttp import web
 from dynamo_core.protocol import CHAT
+from dynamo_generation.answers.answer import Answer
+from dynamo_generation.answers.render import Identity, Pieces, encode
+from dynamo_generation.bodies.decode import run_for_size
+from dynamo_generation.endpoints.conversation import ChatDependencies, ConversationEndpoint
+from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
+from dynamo_generation.endpoints.generation import Renderer
+from dynamo_generation.endpoints.token_count_route import CountingEndpoint
+from dynamo_generation.endpoints.translated import TranslatedRequest
+from dynamo_generation.prompts.preprocess import Prompt
+from dynamo_generation.requests import end_user as asking
+from dynamo_generation.requests import fields
 from dynamo_http import principal_of
 
-from dynamo_plugin_frontend_openai import asking
-from dynamo_plugin_frontend_openai.answer import Answer
-from dynamo_plugin_frontend_openai.chat import ChatDependencies, ConversationEndpoint
-from dynamo_plugin_frontend_openai.counting import CountingEndpoint
-from dynamo_plugin_frontend_openai.endpoint import Exchange, ModelEndpoint
-from dynamo_plugin_frontend_openai.from_responses import NAMES, chat_of_response
-from dynamo_plugin_frontend_openai.generation import Renderer
-from dynamo_plugin_frontend_openai.preprocess import Prompt
-from dynamo_plugin_frontend_openai.render import Identity, Pieces, encode
-from dynamo_plugin_frontend_openai.render_responses import ID_PREFIX, ResponseRenderer
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.decode import run_for_size
-from dynamo_plugin_frontend_openai.requests.response_tools import ResponseTools
-from dynamo_plugin_frontend_openai.requests.responses import (
+from dynamo_plugin_frontend_openai.responses.memory import Recalled, ResponseMemory
+from dynamo_plugin_frontend_openai.responses.render import ID_PREFIX, ResponseRenderer
+from dynamo_plugin_frontend_openai.responses.requests import (
     ENCRYPTED_REASONING,
     InputTokensRequest,
     RememberedInputTokens,
@@ -30,14 +30,13 @@ from dynamo_plugin_frontend_openai.requests.responses import (
     ResponsesRequest,
     parse_responses,
 )
-from dynamo_plugin_frontend_openai.response_memory import Recalled, ResponseMemory
-from dynamo_plugin_frontend_openai.translated import TranslatedRequest
+from dynamo_plugin_frontend_openai.responses.to_chat import NAMES, chat_of_response
+from dynamo_plugin_frontend_openai.responses.tools import ResponseTools
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, ServedModel
-
-    from dynamo_plugin_frontend_openai.answering import Answering
-    from dynamo_plugin_frontend_openai.ignored import IgnoredFields
+    from dynamo_generation.answers.answering import Answering
+    from dynamo_generation.requests.ignored import IgnoredFields
 
 
 class ParsedResponse(TranslatedRequest):

@@ -13,11 +13,10 @@ from weakref import WeakValueDictionary
 
 from dynamo_core import HttpFault, Principal, ResponseStore, pauses
 from dynamo_core.errors import InvalidArgument, Unavailable
+from dynamo_generation.requests.common import invalid
 
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.render_responses import ID_PREFIX
-from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.stored import (
+from dynamo_plugin_frontend_openai.responses.records import (
     CONVERSATION_PREFIX,
     NEAR,
     Batch,
@@ -33,6 +32,7 @@ from dynamo_plugin_frontend_openai.stored import (
     record_of_item,
     with_ids,
 )
+from dynamo_plugin_frontend_openai.responses.render import ID_PREFIX
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices

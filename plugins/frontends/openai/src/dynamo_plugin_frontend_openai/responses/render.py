@@ -7,15 +7,15 @@ from typing import Any
 
 from dynamo_core import Problem
 from dynamo_core.protocol import Unreadable
+from dynamo_generation.answers.blocks import Block, BlockRenderer, Kind
+from dynamo_generation.answers.render import Collected, Identity, encode, verdict_of
+from dynamo_generation.bodies.decode import object_of
+from dynamo_generation.choices.choice import Choice
+from dynamo_generation.choices.parsed import is_object
+from dynamo_generation.requests.thoughts import packed
+from dynamo_generation.requests.tools import FUNCTION
 
-from dynamo_plugin_frontend_openai.blocks import Block, BlockRenderer, Kind
-from dynamo_plugin_frontend_openai.choices import Choice
-from dynamo_plugin_frontend_openai.parsed import is_object
-from dynamo_plugin_frontend_openai.render import Collected, Identity, encode, verdict_of
-from dynamo_plugin_frontend_openai.requests.decode import object_of
-from dynamo_plugin_frontend_openai.requests.response_tools import CUSTOM, INPUT, NATIVE, Called
-from dynamo_plugin_frontend_openai.requests.thoughts import packed
-from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
+from dynamo_plugin_frontend_openai.responses.tools import CUSTOM, INPUT, NATIVE, Called
 
 ID_PREFIX = "resp_"
 _ITEM_PREFIXES = {Kind.TEXT: "msg_", Kind.REASONING: "rs_"}

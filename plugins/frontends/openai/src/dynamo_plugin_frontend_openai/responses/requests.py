@@ -7,11 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
+from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.common import U32, invalid
 
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.common import U32, invalid
-from dynamo_plugin_frontend_openai.requests.decode import NOT_EMPTY, to_struct
-from dynamo_plugin_frontend_openai.requests.response_tools import (
+from dynamo_plugin_frontend_openai.responses.tools import (
     NATIVE,
     ResponseTool,
     ResponseToolChoice,

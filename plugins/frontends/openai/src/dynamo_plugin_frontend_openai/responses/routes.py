@@ -9,20 +9,20 @@ import msgspec
 from aiohttp import web
 from dynamo_core import HttpFault, HttpRoute
 from dynamo_core.errors import InvalidArgument
+from dynamo_generation.answers.render import encode
+from dynamo_generation.bodies.decode import read_object, run_for_size, to_struct
+from dynamo_generation.endpoints.openapi import Operation
+from dynamo_generation.requests import fields
+from dynamo_generation.requests.common import invalid
 from dynamo_http import principal_of
 
-from dynamo_plugin_frontend_openai import response_schemas as schemas
-from dynamo_plugin_frontend_openai.openapi import Operation
-from dynamo_plugin_frontend_openai.render import encode
-from dynamo_plugin_frontend_openai.requests import fields
-from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.decode import read_object, run_for_size, to_struct
-from dynamo_plugin_frontend_openai.requests.responses import ResponseItem, check_items
-from dynamo_plugin_frontend_openai.response_memory import owner_of
+from dynamo_plugin_frontend_openai.responses import schemas
+from dynamo_plugin_frontend_openai.responses.memory import owner_of
+from dynamo_plugin_frontend_openai.responses.requests import ResponseItem, check_items
 
 if TYPE_CHECKING:
-    from dynamo_plugin_frontend_openai.response_memory import ResponseMemory
-    from dynamo_plugin_frontend_openai.stored import Item
+    from dynamo_plugin_frontend_openai.responses.memory import ResponseMemory
+    from dynamo_plugin_frontend_openai.responses.records import Item
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 

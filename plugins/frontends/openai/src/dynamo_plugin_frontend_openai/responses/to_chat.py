@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from dynamo_generation.requests.thoughts import unpacked
+from dynamo_generation.requests.tools import FUNCTION
 
-from dynamo_plugin_frontend_openai.requests.response_tools import INPUT, NATIVE, ResponseTools, chosen
-from dynamo_plugin_frontend_openai.requests.responses import (
+from dynamo_plugin_frontend_openai.responses.requests import (
     CALL,
     CUSTOM_CALL,
     NATIVE_CALLS,
@@ -21,8 +22,7 @@ from dynamo_plugin_frontend_openai.requests.responses import (
     text_of,
     text_of_output,
 )
-from dynamo_plugin_frontend_openai.requests.thoughts import unpacked
-from dynamo_plugin_frontend_openai.requests.tools import FUNCTION
+from dynamo_plugin_frontend_openai.responses.tools import INPUT, NATIVE, ResponseTools, chosen
 
 #: What fields of the chat request are called in the Responses API, where that is not the same.
 NAMES: Mapping[str, str] = {

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
-
-from dynamo_plugin_frontend_openai.requests.common import invalid
-from dynamo_plugin_frontend_openai.requests.tools import ALLOWED, AUTO, FUNCTION
+from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.tools import ALLOWED, AUTO, FUNCTION
 
 CUSTOM, NAMESPACE = "custom", "namespace"
 #: The one parameter of the function that stands for a custom tool.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dynamo_plugin_frontend_openai.choices import TokenChoice
-from dynamo_plugin_frontend_openai.render import encode
+from dynamo_generation.answers.render import encode
+from dynamo_generation.choices.choice import TokenChoice
 
 if TYPE_CHECKING:
     from dynamo_core import InflightRequest, LLMEngineOutput
 
-    from dynamo_plugin_frontend_openai.choices import Choice
-    from dynamo_plugin_frontend_openai.render import ChunkRenderer
+    from dynamo_generation.answers.render import ChunkRenderer
+    from dynamo_generation.choices.choice import Choice
 
 
 class PlainPath:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import InvalidArgument
-from dynamo_plugin_frontend_openai.requests import bounds, structure
-from dynamo_plugin_frontend_openai.requests.bounds import check_bounds
-from dynamo_plugin_frontend_openai.requests.decode import parse_object
-from dynamo_plugin_frontend_openai.requests.structure import outermost_names
+from dynamo_generation.bodies import bounds, structure
+from dynamo_generation.bodies.bounds import check_bounds
+from dynamo_generation.bodies.decode import parse_object
+from dynamo_generation.bodies.structure import outermost_names
 from hypothesis import given
 from hypothesis import strategies as st
 

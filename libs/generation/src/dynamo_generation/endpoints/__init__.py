@@ -1,0 +1,1 @@
+"""Routes that ask a model, whatever API they speak."""

@@ -1,0 +1,1 @@
+"""Prompts: from a checked request to what an engine is given."""

@@ -1,0 +1,1 @@
+"""The Anthropic API: messages, and how many tokens one has."""

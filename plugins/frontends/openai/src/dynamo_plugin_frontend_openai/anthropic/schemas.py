@@ -1,0 +1,59 @@
+"""What the routes of the Anthropic API answer with, for the description of the API."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from dynamo_generation.choices.schema_check import Verdict
+from msgspec import UNSET, UnsetType
+
+
+class MessagesErrorDetail(msgspec.Struct):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class MessagesError(msgspec.Struct):
+    """An error in the shape of the Anthropic API."""
+
+    type: Literal["error"]
+    error: MessagesErrorDetail
+
+
+class ThinkingTokens(msgspec.Struct):
+    """How much of a message was thinking."""
+
+    thinking_tokens: int
+
+
+class MessageUsage(msgspec.Struct):
+    """How many tokens a message took. `input_tokens` are those of the prompt that no cache had."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int | UnsetType = UNSET
+    cache_creation_input_tokens: int | UnsetType = UNSET
+    output_tokens_details: ThinkingTokens | UnsetType = UNSET
+
+
+class AnthropicMessage(msgspec.Struct):
+    """A whole message. A block of `content` is `text`, `thinking` or `tool_use`."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "refusal"]
+    stop_sequence: str | None
+    usage: MessageUsage
+    structured_output: Verdict | UnsetType = UNSET
+
+
+class TokenCount(msgspec.Struct):
+    """How many tokens the request has."""
+
+    input_tokens: int

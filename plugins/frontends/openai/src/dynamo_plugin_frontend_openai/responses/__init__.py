@@ -1,0 +1,1 @@
+"""The Responses API, with or without a memory of earlier requests."""

@@ -10,7 +10,7 @@ ARG EXTRAS="text,uvloop,otlp"
 # Folders below libs/: what plugins share.
 ARG LIBS="generation http leases redis telemetry text wire"
 # Folders below plugins/, with extras if need be: transports/nats[nkeys].
-ARG PLUGINS="engines/mocker engines/upstream transports/inproc transports/tcp transports/nats transports/redis discovery/memory discovery/file discovery/redis discovery/etcd discovery/kubernetes routers/round-robin routers/load-aware routers/kv routers/affinity routers/slot-tracker admission/token-capacity admission/fair-queue[redis] admission/rate-limit[redis] frontends/openai stores/sqlite stores/redis parsers/standard"
+ARG PLUGINS="engines/mocker engines/upstream transports/inproc transports/tcp transports/nats transports/redis discovery/memory discovery/file discovery/redis discovery/etcd discovery/kubernetes routers/round-robin routers/load-aware routers/kv routers/affinity routers/slot-tracker admission/token-capacity admission/fair-queue[redis] admission/rate-limit[redis] frontends/openai frontends/responses frontends/anthropic stores/sqlite stores/redis parsers/standard"
 # Distributions from elsewhere, as pip takes them.
 ARG PACKAGES=""
 WORKDIR /src

@@ -40,7 +40,7 @@ VLLM_PYTHON ?= $(shell for p in python3.11 python3 /usr/bin/python3.11; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 # What `dynamo serve` needs around it.
 VLLM_PARTS := $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml)) $(addprefix plugins/,engines/mocker engines/vllm \
-	transports/inproc transports/tcp discovery/memory discovery/file routers/round-robin routers/kv frontends/openai parsers/standard)
+	transports/inproc transports/tcp discovery/memory discovery/file routers/round-robin routers/kv frontends/openai frontends/responses frontends/anthropic parsers/standard)
 
 CONFIG ?=
 ARGS ?=

@@ -76,7 +76,7 @@ GROUPS = (
     Group(
         "Response store",
         "Only with `frontend.response_store`: [Responses with memory](../how-to/responses-with-memory.md).",
-        ("dynamo_plugin_frontend_openai.responses.memory",),
+        ("dynamo_plugin_frontend_responses.memory",),
     ),
     Group(
         "Router kv",

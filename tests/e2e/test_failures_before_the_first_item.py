@@ -154,7 +154,9 @@ def test_an_exception_of_another_kind_has_its_traceback_in_the_workers_log(serve
     server.request("POST", "/v1/completions", {"model": "m", "prompt": "ValueError", "max_tokens": 4})
 
     assert server.until(lambda: "ValueError: words of the engine" in server.log, 5)
-    assert re.search(r"ERROR +dynamo_core\.worker\.adapter: engine failing of worker w failed on request", server.log)
+    assert re.search(
+        r"ERROR +dynamo_runtime\.worker\.adapter: engine failing of worker w failed on request", server.log
+    )
     assert 'acme_failing.py", line ' in server.log
 
 

@@ -159,9 +159,9 @@ def test_cost_of_a_body_grows_with_its_bytes_and_holds_no_loop(under_test: Serve
     )
     def fuzz(path: str, opening: bytes, fragment: list[bytes], closing: bytes, data: st.DataObject) -> None:
         nonlocal tried
+        field = data.draw(st.sampled_from(under_test.fields[path]))
         if time.monotonic() > until:
             return
-        field = data.draw(st.sampled_from(under_test.fields[path]))
         unit = b"".join(fragment)
 
         def body(size: int) -> bytes:

@@ -12,9 +12,11 @@ from dynamo_core import FrontendServices, HttpFault, Problem, Thresholds, errors
 from dynamo_core.errors import HTTP_ROWS, InvalidArgument, problem_of
 from dynamo_http import Listener, metrics_route
 from dynamo_http.health import health_routes, system_routes
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
+from dynamo_plugin_frontend_anthropic.frontend import AnthropicFrontend
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
+from dynamo_plugin_frontend_responses.frontend import ResponsesFrontend
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
+from dynamo_runtime.assembly.apis import api_set
 from dynamo_runtime.telemetry.inflight import RequestTracker
 from dynamo_telemetry import Metrics
 
@@ -150,7 +152,8 @@ async def house(overload_status: int = 503, *, starting: bool = False) -> AsyncI
         thresholds=Control(),  # type: ignore[arg-type]
         overload_status=overload_status,
     )
-    frontend = OpenAIFrontend(OpenAIConfig(), services)
+    apis = api_set({api.NAME: api for api in (OpenAIFrontend, ResponsesFrontend, AnthropicFrontend)})
+    frontend = apis(apis.Config(), services)
     source: Any = Broken(made, shutting_down=False, starting=False)
     tracker = Service(ServiceSettings(host="127.0.0.1", port=0))
     # It has no such setting.

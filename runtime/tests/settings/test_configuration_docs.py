@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 from dynamo_plugin_admission_rate_limit.config import RateLimitConfig
+from dynamo_plugin_frontend_anthropic.config import AnthropicConfig
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
+from dynamo_plugin_frontend_responses.config import ResponsesConfig
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_runtime.settings import FLAGS, PROCESS_NAMES, config_schema, load_settings
 from dynamo_runtime.settings.model import LIVE_KEYS
@@ -107,7 +109,8 @@ def test_the_names_that_are_no_settings_are_listed() -> None:
 def test_every_flag_names_a_key_that_exists() -> None:
     keys = {row[0].strip("`").replace("NAME", "*") for row in setting_rows()}
     # The plugins whose own keys have short names.
-    keys |= {f"frontend.{key}" for key in OpenAIConfig.model_fields}
+    apis = (OpenAIConfig, ResponsesConfig, AnthropicConfig)
+    keys |= {f"frontend.{key}" for api in apis for key in api.model_fields}
     keys |= {f"router.{key}" for key in KvConfig.model_fields}
 
     for flag in FLAGS:

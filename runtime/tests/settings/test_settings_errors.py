@@ -263,7 +263,7 @@ def test_the_keys_of_core_are_suggested_in_a_section_of_a_plugin() -> None:
         load_settings(env={}, sets=["frontend.zzz=1"]).plugin_config("frontend", Plain)
 
     assert str(caught.value) == "--set frontend.prot=1: unknown key of frontend 'openai'; did you mean 'port'?"
-    assert str(far.value).endswith("; known: chat_path, host, port, processes, response_store, tls, use")
+    assert str(far.value).endswith("; known: apis, chat_path, host, port, processes, response_store, tls, use")
 
 
 def test_what_a_variable_is_to_blame_for_names_the_variable(config_file: ConfigFile) -> None:

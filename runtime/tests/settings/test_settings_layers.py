@@ -108,6 +108,7 @@ def test_a_layer_that_changes_use_drops_the_plugin_keys_below_it_and_keeps_commo
 
     assert by_profile.dump()["transport"] == {"use": "tcp"}
     common = {
+        "apis": None,
         "host": "127.0.0.1",
         "processes": 1,
         "tls": {"cert": None, "key": None, "client_ca": None},

@@ -96,6 +96,7 @@ def test_common_keys_stay_beside_the_plugins() -> None:
 
     assert set(follow(schema, "frontend")["properties"]) == {
         "use",
+        "apis",
         "host",
         "port",
         "processes",

@@ -75,7 +75,7 @@ async def requests_of_clients() -> AsyncGenerator[Feed, None]:
     from dynamo_generation.requests.chat import parse_chat
     from dynamo_generation.requests.constraints import _schema
     from dynamo_generation.templates.messages import _argument_object
-    from dynamo_plugin_frontend_openai.anthropic.render import _arguments
+    from dynamo_plugin_frontend_anthropic.render import _arguments
 
     def feed(data: bytes) -> None:
         text = data.decode(errors="surrogateescape")
@@ -329,12 +329,12 @@ BATCH = to_json({"items": [{"id": "msg_1.0-0", "type": "message"}]})
 
 
 @reader(
-    "dynamo_plugin_frontend_openai.responses.records:_decoders msgspec.json.Decoder",
+    "dynamo_plugin_frontend_responses.records:_decoders msgspec.json.Decoder",
     good=[TURN, TALK, BATCH],
     raises=[],
 )
 async def records_of_response_stores() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_frontend_openai.responses.records import Batch, Conversation, Turn, decoded, items_of_record
+    from dynamo_plugin_frontend_responses.records import Batch, Conversation, Turn, decoded, items_of_record
 
     def feed(data: bytes) -> None:
         items_of_record("resp_1", data)

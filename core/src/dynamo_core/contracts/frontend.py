@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.config import PluginConfig
@@ -226,9 +226,9 @@ class InflightRequest(Protocol):
         """Records that the client disconnected."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class FrontendServices:
-    """The services that a frontend is constructed with."""
+    """The services that a frontend is constructed with; one object for all frontends of a process."""
 
     models: ModelDirectory
     requests: RequestLog
@@ -256,7 +256,10 @@ class FrontendServices:
 
 
 class Frontend(Plugin, AsyncResource):
-    """An API for clients."""
+    """An API for clients. Where several are served, each is given the settings of all and one set of services."""
+
+    #: Other frontends, by name, that are served with this one where they are installed and the config lists no APIs.
+    COMPANIONS: ClassVar[Sequence[str]] = ()
 
     def __init__(self, config: PluginConfig, services: FrontendServices) -> None:
         self.config = config

@@ -73,7 +73,7 @@ class TestContract(ExtensionKit):
     async def test_a_reader_that_reads_nothing_is_cut_off_and_makes_room(
         self, make_extension: ExtensionFactory, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("dynamo_plugin_extension_feed.feed._STALL", 0.3)
+        monkeypatch.setattr("dynamo_plugin_extension_feed.feed._STALL", 1.5)
         # A state that is large, so that it does not fit between the two for long.
         crowded = ExtensionHost(make_extension, workers=range(1, 5001))
         try:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from dynamo_core import EmbedOutput, FinishReason, LLMEngineOutput, TopLogprob
 from dynamo_generation.answers.answer_memory import SMALL
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
 
 CHAT, COMPLETE, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
 MB = 1024 * 1024
@@ -39,7 +38,7 @@ def held(server: Any) -> float | None:
 @pytest.fixture
 async def narrow(cold_server: Any) -> Any:
     """A server that collects little."""
-    cold_server.config = OpenAIConfig(unary_answer_limit_mb=2, unary_answers_limit_mb=3)
+    cold_server.configure(unary_answer_limit_mb=2, unary_answers_limit_mb=3)
     cold_server.add_model(context_length=None)
     await cold_server.start()
     return cold_server
@@ -87,7 +86,7 @@ async def test_what_may_be_small_enough_is_asked(narrow: Any, body: dict[str, An
 
 
 async def test_the_context_of_the_model_bounds_an_answer_too(cold_server: Any) -> None:
-    cold_server.config = OpenAIConfig(unary_answer_limit_mb=1)
+    cold_server.configure(unary_answer_limit_mb=1)
     cold_server.add_model(context_length=1000).script = lambda call: call.finish(text="x")
     await cold_server.start()
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import ListenerName, ResponseStoreServices
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.responses.memory_store import MemoryStore, MemoryStoreConfig
+from dynamo_plugin_frontend_responses.memory_store import MemoryStore, MemoryStoreConfig
 from dynamo_runtime.settings import FLAGS
 from dynamo_telemetry import Metrics
 
@@ -137,9 +136,10 @@ async def test_the_page_needs_nothing_from_elsewhere(cold_server: Any) -> None:
 
 
 async def test_all_paths_can_be_changed(cold_server: Any) -> None:
-    names = [name for name in OpenAIConfig.model_fields if name.endswith("_path")]
+    fields = type(cold_server.config).model_fields
+    names = [name for name in fields if name.endswith("_path")]
     cold_server.response_store = MemoryStore(MemoryStoreConfig(), ResponseStoreServices(Metrics()))
-    several = [name for name in OpenAIConfig.model_fields if name.endswith("_paths")]
+    several = [name for name in fields if name.endswith("_paths")]
     changed: dict[str, Any] = {name: f"/x/{name}" for name in names} | {name: (f"/x/{name}",) for name in several}
     cold_server.config = cold_server.config.model_copy(update=changed)
     cold_server.add_model()
@@ -151,10 +151,10 @@ async def test_all_paths_can_be_changed(cold_server: Any) -> None:
     assert all(path.startswith("/x/") for path in described["paths"])
 
 
-def test_the_short_environment_names_set_paths_that_exist() -> None:
+def test_the_short_environment_names_set_paths_that_exist(cold_server: Any) -> None:
     names = {flag.env: flag.path for flag in FLAGS if flag.env and flag.env.startswith("DYN_HTTP_SVC_")}
 
     assert {"DYN_HTTP_SVC_CHAT_PATH", "DYN_HTTP_SVC_CMP_PATH", "DYN_HTTP_SVC_MODELS_PATH"} <= set(names)
     for section, key in names.values():
         assert section == "frontend"
-        assert key in OpenAIConfig.model_fields
+        assert key in type(cold_server.config).model_fields

@@ -263,7 +263,7 @@ async def test_a_check_that_runs_while_the_frontend_ends_leaves_no_process(
         return made
 
     monkeypatch.setattr(LimitedProcess, "_start", start)
-    checker = server.frontend._checker
+    checker = server.generation._checker
     checker._timeout = 30.0
     checking = asyncio.create_task(checker.check([Claim("the answer", "{}", SCHEMA)], "m", "me"))
     await asyncio.sleep(0)

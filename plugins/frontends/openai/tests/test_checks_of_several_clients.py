@@ -28,7 +28,7 @@ def ended(text: str, schema: dict[str, Any]) -> Choice:
 
 @pytest.fixture
 def checker(server: Any) -> SchemaChecker:
-    checker: SchemaChecker = server.frontend._checker
+    checker: SchemaChecker = server.generation._checker
     return checker
 
 

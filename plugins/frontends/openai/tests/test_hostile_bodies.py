@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 from dynamo_core import EMBED, RERANK, SCORE
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
 
 CHAT, COMPLETE, VECTORS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 SCORES, RANKS = "/v1/score", "/v1/rerank"
@@ -454,7 +453,7 @@ async def hostile_server(cold_server: Any) -> Any:
     Rendering has all the time it needs: on a busy machine 45 MB take seconds, and these tests are not about that limit.
     """
     cold_server.body_limit = LIMIT
-    cold_server.config = OpenAIConfig(template_timeout=60.0)
+    cold_server.configure(template_timeout=60.0)
     cold_server.add_model(context_length=4096, capabilities=[EMBED, RERANK, SCORE])
     await cold_server.start()
     return cold_server

@@ -1,4 +1,4 @@
-"""The frontend keeps what every frontend promises, in each of its APIs."""
+"""The frontend keeps what every frontend promises, in both ways of asking."""
 
 from __future__ import annotations
 
@@ -32,13 +32,3 @@ class TestCompletions(_Kit):
 class TestChat(_Kit):
     def ask(self, model: str, prompt: str) -> Asked:
         return Asked("POST", "/v1/chat/completions", {"model": model, **chat(prompt)})
-
-
-class TestMessages(_Kit):
-    def ask(self, model: str, prompt: str) -> Asked:
-        return Asked("POST", "/v1/messages", {"model": model, "max_tokens": 100, **chat(prompt)})
-
-
-class TestResponses(_Kit):
-    def ask(self, model: str, prompt: str) -> Asked:
-        return Asked("POST", "/v1/responses", {"model": model, "input": prompt})

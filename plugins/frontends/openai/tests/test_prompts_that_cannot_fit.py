@@ -46,7 +46,7 @@ async def costs(cold_server: Any, monkeypatch: pytest.MonkeyPatch) -> Costs:
     )
     model.tokenizer = tokenizer
     await cold_server.start()
-    store = cold_server.frontend._chats.templates
+    store = cold_server.generation.chats.templates
     render = store._processes.render
 
     async def counted(*args: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from dynamo_core import ListenerName
 from dynamo_core.contracts.explain import RankView, RouteView
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
 
 Server = Any
 
@@ -131,12 +130,11 @@ async def test_a_model_must_be_named_where_there_are_several(server: Server) -> 
     assert (await server.post(PATH, {"prompt": "Hi", "model": "other"})).status == 200
 
 
-async def test_it_is_for_operators_and_can_be_left_out(cold_server: Server) -> None:
+@pytest.mark.parametrize("disabled", [False, True])
+async def test_it_is_for_operators_and_can_be_left_out(cold_server: Server, disabled: bool) -> None:
+    cold_server.configure(disable_admin_api=disabled)
     await cold_server.start()
+
     assert cold_server.frontend is not None
     listeners = {route.path: route.listener for route in cold_server.frontend.routes()}
-    assert listeners[PATH] is ListenerName.ADMIN
-
-    cold_server.frontend.config = OpenAIConfig(disable_admin_api=True)
-
-    assert PATH not in {route.path for route in cold_server.frontend.routes()}
+    assert listeners.get(PATH) == (None if disabled else ListenerName.ADMIN)

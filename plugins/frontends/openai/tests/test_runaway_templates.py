@@ -22,7 +22,6 @@ from dynamo_generation.templates import process as template_process
 from dynamo_generation.templates.errors import TemplateFault
 from dynamo_generation.templates.inline import MAX_ITEMS, TooMuch
 from dynamo_generation.templates.template import DEFAULT_TEMPLATE, ChatTemplate, TemplateStore
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
 
 USER = [{"role": "user", "content": "Hi"}]
 #: Seconds of the loop's own time that one callback may take.
@@ -401,7 +400,7 @@ def test_a_process_without_a_parent_ends_although_its_template_does_not() -> Non
 
 
 async def test_a_client_is_told_which_template_was_stopped_and_others_are_served(cold_server: Any) -> None:
-    cold_server.config = OpenAIConfig(template_timeout=0.5)
+    cold_server.configure(template_timeout=0.5)
     files = {"chat_template.jinja": RUNAWAYS["nested loops"].encode()}
     cold_server.add_model("wild", files=files, checksum="1")
     cold_server.add_model().script = lambda call: call.finish(text="x")

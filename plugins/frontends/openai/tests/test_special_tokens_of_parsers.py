@@ -29,7 +29,7 @@ from dynamo_text import load_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.frontends.openai.tests.conftest import FakeModel
+from plugins.frontends.conftest import FakeModel
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 #: Special tokens: the first two are those of the format below.

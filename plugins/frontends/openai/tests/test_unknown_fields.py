@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
 
 HEADER = "x-dynamo-ignored-fields"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -29,7 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
 @pytest.fixture
 async def lenient(cold_server: Any) -> Any:
     """A server that ignores unknown fields, with a model for everything."""
-    cold_server.config = OpenAIConfig(unknown_fields="ignore")
+    cold_server.configure(unknown_fields="ignore")
     model = cold_server.add_model(
         model_types=["chat", "completions", "embeddings"], capabilities=["embed", "score", "rerank"]
     )
@@ -77,7 +76,7 @@ async def test_names_that_no_header_can_hold_are_told_without_harm(lenient: Any)
 
 
 async def test_an_engine_that_takes_text_does_not_get_them(cold_server: Any) -> None:
-    cold_server.config = OpenAIConfig(unknown_fields="ignore")
+    cold_server.configure(unknown_fields="ignore")
     model = cold_server.add_model(model_input="text")
     model.script = lambda call: call.finish(text="x")
     await cold_server.start()

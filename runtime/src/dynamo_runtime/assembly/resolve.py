@@ -35,10 +35,13 @@ from dynamo_core.plugins.loader import (
 from dynamo_core.protocol.records import ModelCard
 from dynamo_http.auth import AdminToken, ApiKeys
 
+from dynamo_runtime.assembly.apis import api_set
 from dynamo_runtime.settings import AdmissionSection, LoadedSettings, Settings
 from dynamo_runtime.settings.tree import location
 from dynamo_runtime.worker.parser_choice import model_text
 
+#: The kind of plugins that are APIs for clients.
+FRONTEND_KIND: Final = "frontend"
 #: The section of the response store.
 RESPONSE_STORE: Final = "frontend.response_store"
 
@@ -128,7 +131,7 @@ class Resolved:
 
 def named_plugins(settings: Settings) -> Iterator[Named]:
     """Every plugin that the settings name, in the order of a request's way, the listeners last."""
-    yield Named("frontend", "frontend", settings.frontend.use)
+    yield Named("frontend", FRONTEND_KIND, settings.frontend.use)
     if settings.frontend.response_store.use is not None:
         yield Named(RESPONSE_STORE, "response_store", settings.frontend.response_store.use)
     for path, section in settings.admissions.items():
@@ -240,9 +243,28 @@ def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> t
         if named.kind == LISTENER_KIND:
             loader.listen(named.name)
             return None
+        if named.kind == FRONTEND_KIND:
+            return api_set(_apis(named, loaded.settings, loader))
         return loader.load(named.kind, named.name)
     except PluginError as error:
-        raise PluginError(f"{_place(loaded, named.key)}: {error}", cause=error) from error
+        listed = named.kind == FRONTEND_KIND and loaded.settings.frontend.apis is not None
+        raise PluginError(
+            f"{_place(loaded, 'frontend.apis' if listed else named.key)}: {error}", cause=error
+        ) from error
+
+
+def _apis(named: Named, settings: Settings, loader: PluginLoader) -> dict[str, type[Frontend]]:
+    """Load the APIs that the settings list, else the one that they pick and those that belong to it."""
+    listed = settings.frontend.apis
+    if listed is not None:
+        return {name: cast("type[Frontend]", loader.load(FRONTEND_KIND, name)) for name in listed}
+    picked = cast("type[Frontend]", loader.load(FRONTEND_KIND, named.name))
+    installed = {entry.name for entry in loader.entries if entry.kind == FRONTEND_KIND}
+    others = [name for name in picked.COMPANIONS if name in installed]
+    return {
+        named.name: picked,
+        **{name: cast("type[Frontend]", loader.load(FRONTEND_KIND, name)) for name in others},
+    }
 
 
 def _place(loaded: LoadedSettings, key: str) -> str:

@@ -67,8 +67,14 @@ def exposure(host: str) -> str:
 
 
 def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Iterator[dict[str, Any]]:
+    from dynamo_runtime.assembly.apis import apis_of
+    from dynamo_runtime.assembly.resolve import FRONTEND_KIND
+
     if resolved.frontend is not None:
         yield _stage("frontend", resolved.frontend)
+        for name in apis_of(resolved.frontend.cls)[1:]:
+            offer = loader.find(FRONTEND_KIND, name)
+            yield {"stage": "frontend", "plugin": name, "distribution": offer.distribution, "version": offer.version}
     if resolved.response_store is not None:
         yield _stage(resolved.response_store.section, resolved.response_store)
     yield from (_stage(admission.section, admission) for admission in resolved.admission)

@@ -17,6 +17,7 @@ from dynamo_core.single_file import NO_FILES, PluginFiles, names_in
 
 from dynamo_runtime.settings.documents import Document, read_document
 from dynamo_runtime.settings.entries import by_entry_name, settle
+from dynamo_runtime.settings.frontends import join_frontends
 from dynamo_runtime.settings.layers import check, fill, merge, plugin_choices
 from dynamo_runtime.settings.model import CERTIFICATE_FILES, Settings
 from dynamo_runtime.settings.redaction import referenced_files, resolve
@@ -308,6 +309,7 @@ def _file_layers(
     document = file.document.tree
     profiles = _profiles(document, shape)
     settings = Table(document.origin, {key: node for key, node in document.children.items() if key != "profiles"})
+    settings = join_frontends(settings)
     check(settings, shape)
     tree = merge(below or Table(DEFAULT), settings, shape)
     if profile is None:
@@ -331,7 +333,7 @@ def _profiles(document: Table, shape: Shape) -> dict[str, Table]:
             if content.value is not None:
                 raise ConfigError(f"{content.origin}: profiles.{name}: expected a mapping of settings")
             content = Table(content.origin)
-        profiles[name] = relabelled(content, f"profile {name}")
+        profiles[name] = join_frontends(relabelled(content, f"profile {name}"))
         if "profiles" in content.children:
             raise ConfigError(f"{profiles[name].children['profiles'].origin}: a profile cannot hold profiles")
         check(profiles[name], shape)

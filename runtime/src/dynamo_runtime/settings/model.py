@@ -143,6 +143,11 @@ class FrontendSection(PluginSection):
     """The API for clients, and the address of the public listener."""
 
     use: Text = Field(default="openai", description="The frontend plugin: the API that clients see.")
+    apis: tuple[Text, ...] | None = Field(
+        default=None,
+        description="The frontend plugins that are served, where they are several; null means `use` and those that "
+        "belong to it, as far as they are installed.",
+    )
     host: Text = Field(default="127.0.0.1", description="Address that the public listener binds.")
     port: Port = Field(default=8000, description="Port of the public listener; 0 takes any free one.")
     processes: Positive = Field(
@@ -150,6 +155,12 @@ class FrontendSection(PluginSection):
     )
     tls: ServerTls = Field(default_factory=ServerTls)
     response_store: ResponseStoreSection = Field(default_factory=ResponseStoreSection)
+
+    @model_validator(mode="after")
+    def _check_apis(self) -> FrontendSection:
+        if self.apis is not None and (self.use not in self.apis or len(set(self.apis)) < len(self.apis)):
+            raise ValueError("`apis` must name each API once, that of `use` among them")
+        return self
 
 
 class ThresholdSettings(BaseModel):

@@ -55,27 +55,30 @@ class Description:
     """Serves the description of every route of a listener, itself and those of core among them."""
 
     def __init__(
-        self, openapi_path: str, docs_path: str, routes: Callable[[ListenerName], Sequence[HttpRoute]]
+        self,
+        openapi_path: str,
+        docs_path: str,
+        operations: Sequence[Operation],
+        routes: Callable[[ListenerName], Sequence[HttpRoute]],
     ) -> None:
-        self._operations: tuple[Operation, ...] = ()
+        """`operations` grows until the listeners open; of other `routes` only method, path and summary are told."""
+        self._operations = operations
         self._openapi_path = openapi_path
         self._docs_path = docs_path
         self._routes = routes
         self._made: dict[ListenerName, bytes] = {}
 
-    def with_own(self, operations: Sequence[Operation]) -> Sequence[Operation]:
-        """These operations and those of the description; of others only method, path and summary are told."""
+    def own(self) -> Sequence[Operation]:
+        """Return the operations of the description itself."""
         public, admin = (
             HttpRoute("GET", self._openapi_path, partial(self._openapi, name), "This API, as OpenAPI 3.1", name)
             for name in ListenerName
         )
-        self._operations = (
-            *operations,
+        return (
             Operation(public),
             Operation(HttpRoute("GET", self._docs_path, self.docs, "This API, as a page"), content_type=_HTML),
             Operation(admin),
         )
-        return self._operations
 
     async def _openapi(self, name: ListenerName, http: web.Request) -> web.Response:
         """The description as JSON."""

@@ -1,4 +1,4 @@
-"""The OpenAI-compatible frontend, as a plugin: ``frontend: {use: openai}``; and the response store ``memory``."""
+"""The OpenAI-compatible frontend, as a plugin: ``frontend: {use: openai}``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dynamo_core import hookimpl
 
 if TYPE_CHECKING:
-    from dynamo_core import Frontend, ResponseStore
+    from dynamo_core import Frontend
 
 DYNAMO_API = 1
 
@@ -18,11 +18,3 @@ def dynamo_register_frontends() -> list[type[Frontend]]:
     from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 
     return [OpenAIFrontend]
-
-
-@hookimpl
-def dynamo_register_response_stores() -> list[type[ResponseStore]]:
-    """The store that needs nothing but memory."""
-    from dynamo_plugin_frontend_openai.responses.memory_store import MemoryStore
-
-    return [MemoryStore]

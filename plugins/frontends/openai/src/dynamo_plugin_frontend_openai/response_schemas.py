@@ -10,21 +10,10 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 from dynamo_generation.choices.schema_check import Verdict
+from dynamo_generation.endpoints.usage_schema import CachedTokens, ReasoningTokens
 from msgspec import UNSET, UnsetType
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter", "function_call"]
-
-
-class CachedTokens(msgspec.Struct):
-    """How much of the prompts engines had in their caches."""
-
-    cached_tokens: int
-
-
-class ReasoningTokens(msgspec.Struct):
-    """How much of the answers was reasoning."""
-
-    reasoning_tokens: int
 
 
 class TokenUsage(msgspec.Struct):

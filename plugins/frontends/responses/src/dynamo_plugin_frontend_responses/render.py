@@ -15,7 +15,7 @@ from dynamo_generation.choices.parsed import is_object
 from dynamo_generation.requests.thoughts import packed
 from dynamo_generation.requests.tools import FUNCTION
 
-from dynamo_plugin_frontend_openai.responses.tools import CUSTOM, INPUT, NATIVE, Called
+from dynamo_plugin_frontend_responses.tools import CUSTOM, INPUT, NATIVE, Called
 
 ID_PREFIX = "resp_"
 _ITEM_PREFIXES = {Kind.TEXT: "msg_", Kind.REASONING: "rs_"}

@@ -9,7 +9,7 @@ import msgspec
 from dynamo_generation.requests.thoughts import unpacked
 from dynamo_generation.requests.tools import AUTO, FUNCTION, NONE, REQUIRED
 
-from dynamo_plugin_frontend_openai.anthropic.requests import (
+from dynamo_plugin_frontend_anthropic.requests import (
     ASSISTANT,
     USER,
     CountTokensRequest,

@@ -22,15 +22,15 @@ from dynamo_generation.requests import end_user as asking
 from dynamo_generation.requests import fields
 from dynamo_http import error_response
 
-from dynamo_plugin_frontend_openai.anthropic.render import MessageRenderer
-from dynamo_plugin_frontend_openai.anthropic.requests import (
+from dynamo_plugin_frontend_anthropic.render import MessageRenderer
+from dynamo_plugin_frontend_anthropic.requests import (
     CountTokensRequest,
     MessagesRequest,
     left_out,
     parse_messages,
 )
-from dynamo_plugin_frontend_openai.anthropic.schemas import MessagesError
-from dynamo_plugin_frontend_openai.anthropic.to_chat import NAMES, chat_of_messages
+from dynamo_plugin_frontend_anthropic.schemas import MessagesError
+from dynamo_plugin_frontend_anthropic.to_chat import NAMES, chat_of_messages
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel

@@ -20,9 +20,9 @@ from dynamo_generation.requests import end_user as asking
 from dynamo_generation.requests import fields
 from dynamo_http import principal_of
 
-from dynamo_plugin_frontend_openai.responses.memory import Recalled, ResponseMemory
-from dynamo_plugin_frontend_openai.responses.render import ID_PREFIX, ResponseRenderer
-from dynamo_plugin_frontend_openai.responses.requests import (
+from dynamo_plugin_frontend_responses.memory import Recalled, ResponseMemory
+from dynamo_plugin_frontend_responses.render import ID_PREFIX, ResponseRenderer
+from dynamo_plugin_frontend_responses.requests import (
     ENCRYPTED_REASONING,
     InputTokensRequest,
     RememberedInputTokens,
@@ -30,8 +30,8 @@ from dynamo_plugin_frontend_openai.responses.requests import (
     ResponsesRequest,
     parse_responses,
 )
-from dynamo_plugin_frontend_openai.responses.to_chat import NAMES, chat_of_response
-from dynamo_plugin_frontend_openai.responses.tools import ResponseTools
+from dynamo_plugin_frontend_responses.to_chat import NAMES, chat_of_response
+from dynamo_plugin_frontend_responses.tools import ResponseTools
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, ServedModel

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dynamo_core import Expected, FrontendServices, ResponseStoreServices
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.responses.memory import ResponseMemory
-from dynamo_plugin_frontend_openai.responses.memory_store import MemoryStore, MemoryStoreConfig
+from dynamo_plugin_frontend_responses.config import ResponsesConfig
+from dynamo_plugin_frontend_responses.memory import ResponseMemory
+from dynamo_plugin_frontend_responses.memory_store import MemoryStore, MemoryStoreConfig
 from dynamo_runtime.telemetry.inflight import RequestTracker
 from dynamo_telemetry import Metrics
 
@@ -38,7 +38,7 @@ def frontend(store: Shared, models: Any) -> ResponseMemory:
     """The memory of one frontend process."""
     metrics = Metrics()
     services = FrontendServices(models, RequestTracker(metrics, lambda record: None), metrics, 5.0, 15.0)
-    return ResponseMemory(store, OpenAIConfig(), services)
+    return ResponseMemory(store, ResponsesConfig(), services)
 
 
 async def add_at_once(*frontends: ResponseMemory) -> int:

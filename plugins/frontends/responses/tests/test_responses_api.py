@@ -13,7 +13,7 @@ from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_core.errors import ServiceOverloaded, StreamIncomplete
 from dynamo_generation.requests import fields as fields_table
 from dynamo_generation.requests.thoughts import packed, unpacked
-from dynamo_plugin_frontend_openai.responses.requests import InputTokensRequest, ResponsesRequest
+from dynamo_plugin_frontend_responses.requests import InputTokensRequest, ResponsesRequest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import input_token_count_params, response_create_params

@@ -11,7 +11,7 @@ from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
 from dynamo_generation.requests import fields
 from dynamo_generation.requests.common import U32, invalid
 
-from dynamo_plugin_frontend_openai.responses.tools import (
+from dynamo_plugin_frontend_responses.tools import (
     NATIVE,
     ResponseTool,
     ResponseToolChoice,

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 from dynamo_core import ResponseStoreServices
-from dynamo_plugin_frontend_openai.responses.memory_store import MemoryStore, MemoryStoreConfig
+from dynamo_plugin_frontend_responses.memory_store import MemoryStore, MemoryStoreConfig
 from dynamo_telemetry import Metrics
 from dynamo_testing import ResponseStoreFactory, ResponseStoreKit
 

@@ -9,7 +9,7 @@ import msgspec
 from dynamo_generation.requests.thoughts import unpacked
 from dynamo_generation.requests.tools import FUNCTION
 
-from dynamo_plugin_frontend_openai.responses.requests import (
+from dynamo_plugin_frontend_responses.requests import (
     CALL,
     CUSTOM_CALL,
     NATIVE_CALLS,
@@ -22,7 +22,7 @@ from dynamo_plugin_frontend_openai.responses.requests import (
     text_of,
     text_of_output,
 )
-from dynamo_plugin_frontend_openai.responses.tools import INPUT, NATIVE, ResponseTools, chosen
+from dynamo_plugin_frontend_responses.tools import INPUT, NATIVE, ResponseTools, chosen
 
 #: What fields of the chat request are called in the Responses API, where that is not the same.
 NAMES: Mapping[str, str] = {

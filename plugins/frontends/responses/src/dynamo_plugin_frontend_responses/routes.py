@@ -16,13 +16,13 @@ from dynamo_generation.requests import fields
 from dynamo_generation.requests.common import invalid
 from dynamo_http import principal_of
 
-from dynamo_plugin_frontend_openai.responses import schemas
-from dynamo_plugin_frontend_openai.responses.memory import owner_of
-from dynamo_plugin_frontend_openai.responses.requests import ResponseItem, check_items
+from dynamo_plugin_frontend_responses import schemas
+from dynamo_plugin_frontend_responses.memory import owner_of
+from dynamo_plugin_frontend_responses.requests import ResponseItem, check_items
 
 if TYPE_CHECKING:
-    from dynamo_plugin_frontend_openai.responses.memory import ResponseMemory
-    from dynamo_plugin_frontend_openai.responses.records import Item
+    from dynamo_plugin_frontend_responses.memory import ResponseMemory
+    from dynamo_plugin_frontend_responses.records import Item
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 

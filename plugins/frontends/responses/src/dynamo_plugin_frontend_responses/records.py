@@ -14,9 +14,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from dynamo_core.protocol import Unreadable, read
 
-from dynamo_plugin_frontend_openai.config import MOST_TURNS
-from dynamo_plugin_frontend_openai.responses.render import ID_PREFIX
-from dynamo_plugin_frontend_openai.responses.requests import CALL, CUSTOM_CALL, MESSAGE, REASONING, REFERENCE
+from dynamo_plugin_frontend_responses.config import MOST_TURNS
+from dynamo_plugin_frontend_responses.render import ID_PREFIX
+from dynamo_plugin_frontend_responses.requests import CALL, CUSTOM_CALL, MESSAGE, REASONING, REFERENCE
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from dynamo_core import BackendError, CompletionUsage, FinishReason, LLMEngineOu
 from dynamo_core.errors import ModelNotFound, ServiceOverloaded, StreamIncomplete, Unavailable
 from dynamo_generation.answers.blocks import Blocks, Change
 from dynamo_generation.requests import fields as fields_table
-from dynamo_plugin_frontend_openai.anthropic.requests import CountTokensRequest, MessagesRequest
+from dynamo_plugin_frontend_anthropic.requests import CountTokensRequest, MessagesRequest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -17,6 +17,7 @@ from dynamo_core import (
     EmbedRequest,
     EngineContext,
     FinishReason,
+    Frontend,
     FrontendServices,
     HttpRoute,
     LLMEngineOutput,
@@ -34,11 +35,15 @@ from dynamo_core.contracts.explain import RouteView
 from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol import Annotated, ModelCard, RequestRecord
 from dynamo_core.protocol.output import merge_outputs
+from dynamo_generation.api import Generation
+from dynamo_generation.config import GenerationConfig
 from dynamo_http import Listener
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
+from dynamo_plugin_frontend_anthropic.frontend import AnthropicFrontend
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
+from dynamo_plugin_frontend_responses.frontend import ResponsesFrontend
 from dynamo_plugin_parsers_standard.json_formats import HermesParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
+from dynamo_runtime.assembly.apis import api_set
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_runtime.telemetry.inflight import RequestTracker
 from dynamo_telemetry import Metrics
@@ -46,6 +51,8 @@ from dynamo_testing.frontend.house import QuietOwner
 from dynamo_text import ByteTokenizer
 
 WAIT = 10.0
+#: The APIs on one listener, as they are where all of them are installed.
+APIS = api_set({api.NAME: api for api in (OpenAIFrontend, ResponsesFrontend, AnthropicFrontend)})
 
 
 #: The principal of a request without a key.
@@ -328,6 +335,10 @@ class Connection:
 class Server:
     """The frontend on a port of its own."""
 
+    def configure(self, **settings: Any) -> None:
+        """Give it other settings than the default, before it starts."""
+        self.config = APIS.Config(**settings)
+
     def __init__(self) -> None:
         self.directory = Directory()
         self.records: list[RequestRecord] = []
@@ -336,12 +347,12 @@ class Server:
         self.body_limit = 1024 * 1024
         #: What stands before each route.
         self.protect: Callable[[HttpRoute], HttpRoute] = lambda route: route
-        self.config = OpenAIConfig()
+        self.config = APIS.Config()
         self.response_store: ResponseStore | None = None
         self.write_stall = 5.0
         self.keep_alive = 15.0
         self.listener: Listener | None = None
-        self.frontend: OpenAIFrontend | None = None
+        self.frontend: Frontend | None = None
         self._connections: list[Connection] = []
 
     def add_model(self, name: str = "m", files: dict[str, bytes] | None = None, **card: Any) -> FakeModel:
@@ -372,7 +383,8 @@ class Server:
             keep_alive=self.keep_alive,
             response_store=self.response_store,
         )
-        self.frontend = OpenAIFrontend(self.config, services)
+        self.frontend = APIS(self.config, services)
+        self.generation = Generation.of(cast(GenerationConfig, self.config), services)
         await self.frontend.start()
         # As core does without an admin listener: what is offered on both is there once, as the public has it.
         routes = {(route.method, route.path): self.protect(route) for route in reversed(list(self.frontend.routes()))}

@@ -16,9 +16,8 @@ import pytest
 from dynamo_core import Expected, FinishReason, HttpRoute, Principal, ResponseStoreServices
 from dynamo_core.errors import CannotConnect
 from dynamo_http.request import PRINCIPAL
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.responses.memory_store import MemoryStore, MemoryStoreConfig
-from dynamo_plugin_frontend_openai.responses.records import NEAR
+from dynamo_plugin_frontend_responses.memory_store import MemoryStore, MemoryStoreConfig
+from dynamo_plugin_frontend_responses.records import NEAR
 from dynamo_telemetry import Metrics
 
 PATH = "/v1/responses"
@@ -78,7 +77,7 @@ def prepare(store: Watched, settings: dict[str, Any]) -> Any:
 
     def prepare(server: Any) -> None:
         server.response_store = store
-        server.config = OpenAIConfig(**settings)
+        server.configure(**settings)
         server.body_limit = 4 * 1024 * 1024
 
         def protect(route: HttpRoute) -> HttpRoute:

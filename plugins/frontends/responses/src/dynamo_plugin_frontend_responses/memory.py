@@ -15,8 +15,8 @@ from dynamo_core import HttpFault, Principal, ResponseStore, pauses
 from dynamo_core.errors import InvalidArgument, Unavailable
 from dynamo_generation.requests.common import invalid
 
-from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.responses.records import (
+from dynamo_plugin_frontend_responses.config import ResponsesConfig
+from dynamo_plugin_frontend_responses.records import (
     CONVERSATION_PREFIX,
     NEAR,
     Batch,
@@ -32,7 +32,7 @@ from dynamo_plugin_frontend_openai.responses.records import (
     record_of_item,
     with_ids,
 )
-from dynamo_plugin_frontend_openai.responses.render import ID_PREFIX
+from dynamo_plugin_frontend_responses.render import ID_PREFIX
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices
@@ -93,7 +93,7 @@ def owner_of(principal: Principal) -> str:
 class ResponseMemory:
     """Reads and writes the records of one store, each call within a deadline."""
 
-    def __init__(self, store: ResponseStore, config: OpenAIConfig, services: FrontendServices) -> None:
+    def __init__(self, store: ResponseStore, config: ResponsesConfig, services: FrontendServices) -> None:
         self._store = store
         self._config = config
         #: Held by the request of this process that writes to a conversation, by owner and id.
@@ -441,7 +441,7 @@ def _no_previous(id: str, why: str = "") -> PreviousResponseNotFound:
     )
 
 
-def response_memory(services: FrontendServices, config: OpenAIConfig) -> ResponseMemory | None:
+def response_memory(services: FrontendServices, config: ResponsesConfig) -> ResponseMemory | None:
     """The memory, if the settings name a store."""
     store = services.response_store
     return None if store is None else ResponseMemory(store, config, services)

@@ -1,0 +1,14 @@
+"""The settings of the Anthropic API."""
+
+from __future__ import annotations
+
+from dynamo_generation.config import GenerationConfig, Path
+from pydantic import Field
+
+
+class AnthropicConfig(GenerationConfig):
+    """Where the routes are."""
+
+    messages_path: Path = Field(
+        default="/v1/messages", description="Path of the Anthropic API; `/count_tokens` below it counts tokens."
+    )

@@ -1,1 +1,0 @@
-"""The Anthropic API: messages, and how many tokens one has."""

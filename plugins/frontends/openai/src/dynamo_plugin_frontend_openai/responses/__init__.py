@@ -1,1 +1,0 @@
-"""The Responses API, with or without a memory of earlier requests."""

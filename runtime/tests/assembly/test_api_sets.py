@@ -1,0 +1,75 @@
+"""Several APIs on one listener."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import pytest
+from dynamo_core import Frontend, HttpRoute, PluginConfig
+from dynamo_core.errors import ConfigError
+from dynamo_runtime.assembly.apis import api_set, apis_of
+from dynamo_text import ByteTokenizer
+
+
+class OneConfig(PluginConfig):
+    one_path: str = "/one"
+
+
+class OtherConfig(PluginConfig):
+    other_path: str = "/other"
+    LIVE = frozenset({"other_path"})
+
+    def remarks(self) -> list[str]:
+        return ["the other remarks"]
+
+
+class One(Frontend):
+    NAME = "one"
+    Config: ClassVar[type[PluginConfig]] = OneConfig
+
+    def routes(self) -> Iterable[HttpRoute]:
+        return [HttpRoute("GET", self.config.one_path, handler)]  # type: ignore[attr-defined]
+
+    def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Any:
+        return ByteTokenizer()
+
+
+class Other(One):
+    NAME = "other"
+    Config = OtherConfig
+
+    def routes(self) -> Iterable[HttpRoute]:
+        return [HttpRoute("GET", self.config.other_path, handler)]  # type: ignore[attr-defined]
+
+    async def reconfigure(self, config: PluginConfig) -> None:
+        self.config = config
+
+
+async def handler(http: Any) -> Any:
+    raise NotImplementedError
+
+
+APIS = api_set({"one": One, "other": Other})
+
+
+async def test_the_settings_of_all_are_one_and_each_takes_those_that_are_live() -> None:
+    made = APIS(APIS.Config(one_path="/1", other_path="/2"), None)  # type: ignore[call-arg, arg-type]
+
+    assert [route.path for route in made.routes()] == ["/1", "/2"]
+    assert (set(APIS.Config.LIVE), made.config.remarks()) == ({"other_path"}, ["the other remarks"])
+    await made.reconfigure(APIS.Config(other_path="/3"))  # type: ignore[call-arg]
+    assert [route.path for route in made.routes()] == ["/1", "/3"]
+    assert isinstance(made.load_tokenizer("", {}), ByteTokenizer)
+
+
+def test_two_apis_that_claim_a_route_are_a_config_error() -> None:
+    made = APIS(APIS.Config(one_path="/x", other_path="/x"), None)  # type: ignore[call-arg, arg-type]
+
+    with pytest.raises(ConfigError, match="'one' and 'other' both serve GET /x: set another path"):
+        list(made.routes())
+
+
+def test_one_api_is_itself() -> None:
+    assert api_set({"one": One}) is One
+    assert (apis_of(One), apis_of(APIS)) == ((), ["one", "other"])

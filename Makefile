@@ -191,7 +191,7 @@ check: $(STAMPS)/dev ## Lint, types, import rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/python -m pytest -q tests/architecture tests/promises
+	$(BIN)/python -m pytest -q $(PARALLEL) tests/architecture tests/promises
 
 format: $(STAMPS)/dev ## Format the code
 	$(BIN)/ruff check --fix .

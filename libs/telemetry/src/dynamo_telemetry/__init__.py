@@ -1,4 +1,4 @@
-"""Telemetry: metrics, traces, logs, and the accounting of client requests."""
+"""Metrics and logs of a process."""
 
 from dynamo_core.lazy import exports as _exports
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dynamo_core.errors import ConfigError
@@ -35,12 +36,25 @@ def test_a_list_in_a_profile_takes_the_place_of_the_apis_below_it(config_file: C
 
 
 @pytest.mark.parametrize(
+    "upper", [{"env": {"DYN_FRONTEND__USE": "ollama"}}, {"env": {}, "sets": ["frontend.use=ollama"]}]
+)
+def test_a_layer_that_picks_an_api_does_not_mean_the_list_below_it(
+    config_file: Callable[..., Path], upper: dict[str, Any]
+) -> None:
+    frontend = load_settings(config_file(LISTED), **upper).settings.frontend
+
+    assert (frontend.use, frontend.apis, frontend.port) == ("ollama", None, 9000)
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ("frontend: [{use: a, port: 1}, {use: b, port: 2}]", "frontend[1].port: another entry has another value, at"),
         ("frontend: [{use: a}, {port: 2}]", "frontend[1]: expected an API such as {use: openai}"),
         ("frontend: [openai]", "frontend[0]: expected an API such as {use: openai}"),
-        ("frontend: [{use: a}, {use: a}]", "`apis` must name each API once, that of `use` among them"),
+        ("frontend: [{use: a}, {use: a}]", "frontend[1]: 'a' is listed twice"),
+        ("frontend: []", "frontend: name at least one API"),
+        ("frontend: [{use: a, apis: [b]}]", "frontend[0]: expected an API such as {use: openai}"),
         ("frontend: {use: a, apis: [b]}", "`apis` must name each API once, that of `use` among them"),
     ],
 )

@@ -260,6 +260,8 @@ class Frontend(Plugin, AsyncResource):
 
     #: Other frontends, by name, that are served with this one where they are installed and the config lists no APIs.
     COMPANIONS: ClassVar[Sequence[str]] = ()
+    #: Whether it keeps anything in the response store that the settings name.
+    USES_RESPONSE_STORE: ClassVar[bool] = False
 
     def __init__(self, config: PluginConfig, services: FrontendServices) -> None:
         self.config = config

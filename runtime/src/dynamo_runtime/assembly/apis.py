@@ -34,7 +34,7 @@ class ApiSet(Frontend):
                 key = route.method, route.path, route.listener
                 if key in taken:
                     raise ConfigError(
-                        f"frontend.apis: {taken[key]!r} and {frontend.NAME!r} both serve {route.method} {route.path}: "
+                        f"frontend: {taken[key]!r} and {frontend.NAME!r} both serve {route.method} {route.path}: "
                         "set another path for one of them, or leave one out"
                     )
                 taken[key] = frontend.NAME
@@ -78,7 +78,9 @@ def api_set(apis: Mapping[str, type[Frontend]]) -> type[Frontend]:
 
     live = frozenset[str]().union(*(config.LIVE for config in configs))
     config = type("FrontendConfig", configs, {"LIVE": live, "remarks": remarks, "__module__": __name__})
-    return type("Frontends", (ApiSet,), {"NAME": first.NAME, "APIS": dict(apis), "Config": config})
+    uses = any(api.USES_RESPONSE_STORE for api in apis.values())
+    members = {"NAME": first.NAME, "APIS": dict(apis), "Config": config, "USES_RESPONSE_STORE": uses}
+    return type("Frontends", (ApiSet,), members)
 
 
 def apis_of(frontend: type[Frontend]) -> Sequence[str]:

@@ -244,20 +244,17 @@ def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> t
             loader.listen(named.name)
             return None
         if named.kind == FRONTEND_KIND:
-            return api_set(_apis(named, loaded.settings, loader))
+            return api_set(_apis(named, loaded, loader))
         return loader.load(named.kind, named.name)
     except PluginError as error:
-        listed = named.kind == FRONTEND_KIND and loaded.settings.frontend.apis is not None
-        raise PluginError(
-            f"{_place(loaded, 'frontend.apis' if listed else named.key)}: {error}", cause=error
-        ) from error
+        raise PluginError(f"{_place(loaded, named.key)}: {error}", cause=error) from error
 
 
-def _apis(named: Named, settings: Settings, loader: PluginLoader) -> dict[str, type[Frontend]]:
+def _apis(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> dict[str, type[Frontend]]:
     """Load the APIs that the settings list, else the one that they pick and those that belong to it."""
-    listed = settings.frontend.apis
+    listed = loaded.settings.frontend.apis
     if listed is not None:
-        return {name: cast("type[Frontend]", loader.load(FRONTEND_KIND, name)) for name in listed}
+        return {name: _listed_api(name, loaded, loader) for name in listed}
     picked = cast("type[Frontend]", loader.load(FRONTEND_KIND, named.name))
     installed = {entry.name for entry in loader.entries if entry.kind == FRONTEND_KIND}
     others = [name for name in picked.COMPANIONS if name in installed]
@@ -267,13 +264,22 @@ def _apis(named: Named, settings: Settings, loader: PluginLoader) -> dict[str, t
     }
 
 
+def _listed_api(name: str, loaded: LoadedSettings, loader: PluginLoader) -> type[Frontend]:
+    try:
+        return cast("type[Frontend]", loader.load(FRONTEND_KIND, name))
+    except PluginError as error:
+        raise ConfigError(f"{_place(loaded, 'frontend.apis')}: {error}", cause=error) from error
+
+
 def _place(loaded: LoadedSettings, key: str) -> str:
     return location(loaded.origin(key), key)
 
 
 def store_remark(resolved: Resolved, processes: int) -> str:
-    """What operators should know of a response store that the frontend processes do not share; empty if all is well."""
+    """What operators should know of a response store that is unused or not shared; empty if all is well."""
     store = resolved.response_store
+    if store is not None and resolved.frontend is not None and not resolved.frontend.cls.USES_RESPONSE_STORE:
+        return f"no API that is served uses the response store {store.name!r}: add {{use: responses}} to frontend"
     if store is None or store.cls.CROSS_PROCESS or processes == 1:
         return ""
     return (

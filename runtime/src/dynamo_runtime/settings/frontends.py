@@ -21,14 +21,16 @@ def join_frontends(layer: Table) -> Table:
     node = layer.children.get(_KEY)
     if not isinstance(node, Leaf) or not is_entry_list(node):
         return layer
-    apis: list[str] = []
+    apis: list[Leaf] = []
     children: dict[str, Node] = {}
     for index, item in enumerate(node.items or [from_plain(value, node.origin) for value in node.value]):
         where = location(item.origin, f"{_KEY}[{index}]")
         use = item.children.get("use") if isinstance(item, Table) else None
-        if not isinstance(item, Table) or not isinstance(use, Leaf):
+        if not isinstance(item, Table) or not isinstance(use, Leaf) or "apis" in item.children:
             raise ConfigError(f"{where}: expected an API such as {{use: openai}}")
-        apis.append(str(use.value))
+        if any(use.value == known.value for known in apis):
+            raise ConfigError(f"{where}: {use.value!r} is listed twice")
+        apis.append(use)
         children.setdefault("use", use)
         for key, child in item.children.items():
             if key == "use":
@@ -39,5 +41,7 @@ def join_frontends(layer: Table) -> Table:
                     f"{location(child.origin, f'{_KEY}[{index}].{key}')}: another entry has another value, at "
                     f"{known.origin}: all APIs share one listener and its settings, so write it once"
                 )
-    children["apis"] = Leaf(apis, node.origin)
+    if not apis:
+        raise ConfigError(f"{location(node.origin, _KEY)}: name at least one API, such as {{use: openai}}")
+    children["apis"] = Leaf([use.value for use in apis], node.origin)
     return replace(layer, children={**layer.children, _KEY: Table(node.origin, children)})

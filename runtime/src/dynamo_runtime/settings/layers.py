@@ -24,6 +24,9 @@ def merge(lower: Table, upper: Table, shape: Shape | None = None) -> Table:
     if shape is not None and shape.is_section and _changes_use(lower, upper, shape):
         origin = upper.origin
         children = {key: node for key, node in children.items() if key in shape.fields}
+    if shape is not None and "use" in upper.children and "apis" in shape.fields:
+        # A layer that picks an API does not mean those of a list below it.
+        children.pop("apis", None)
     for key, node in upper.children.items():
         inner = shape.child(key) if shape is not None else None
         below = children.get(key)

@@ -118,6 +118,9 @@ class LoadedSettings(SettingsView):
         own = {key: node for key, node in section.children.items() if key not in shape.fields}
         use = section.children.get("use")
         name = use.value if isinstance(use, Leaf) else None
+        listed = section.children.get("apis")
+        if isinstance(listed, Leaf) and listed.value:
+            name = "' and '".join(listed.value)
         # A section that is not in the configuration exists because of the setting that picked the plugin.
         origin = section.origin if section.origin != DEFAULT or use is None else use.origin
         known = replace(shape_of(config_cls), fields={**shape.fields, **shape_of(config_cls).fields})

@@ -33,8 +33,10 @@ def config_schema(plugin_configs: Mapping[str, type[PluginConfig]]) -> dict[str,
     _merge_list_forms(schema["properties"], definitions)
     for section, config_cls in plugin_configs.items():
         _add_plugin(schema, definitions, section, config_cls)
-    entry = {"type": "object", "required": ["use"], "properties": {"use": {"type": "string"}}}
-    _follow(schema["properties"]["frontend"], definitions).update(type=["object", "array"], items=entry)
+    frontend = _follow(schema["properties"]["frontend"], definitions)
+    keys = ("properties", "additionalProperties")
+    entry = {key: copy.deepcopy(frontend[key]) for key in keys if key in frontend}
+    frontend.update(type=["object", "array"], items={"type": "object", "required": ["use"], **entry})
     partial = {f"Partial.{name}": _without_required(definition) for name, definition in definitions.items()}
     profile = _without_required({key: schema[key] for key in ("properties", "additionalProperties", "type")})
     schema["description"] = "The configuration of dynamo-core: one file, with profiles that may be laid over it."

@@ -28,6 +28,7 @@ from dynamo_generation.choices.choice import Choice, TokenChoice
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
 from dynamo_generation.prompts.meters import PromptMeters
 from dynamo_generation.prompts.preprocess import Prompt, to_engine
+from dynamo_generation.requests import end_user
 from dynamo_generation.requests.answer_size import check_answer_size
 from dynamo_generation.requests.chat import ChatRequest
 from dynamo_generation.requests.completions import CompletionRequest
@@ -107,6 +108,8 @@ ParsedT = TypeVar("ParsedT", bound=ParsedRequest)
 class GenerationEndpoint(ModelEndpoint[ParsedT]):
     """A route that generates."""
 
+    USER = end_user.USER
+    SESSION = end_user.SESSION
     #: How the ids of answers begin.
     ID_PREFIX: ClassVar[str]
     #: What a stream ends with, after its last chunk.

@@ -96,6 +96,7 @@ class MessagesEndpoint(_Wording[ParsedMessages], ConversationEndpoint[ParsedMess
     BODY = MessagesRequest
     PASSIVE = fields.MESSAGES
     USER = asking.MESSAGES_USER
+    SESSION = ()
     ID_PREFIX = "msg_"
     DONE = b""
 

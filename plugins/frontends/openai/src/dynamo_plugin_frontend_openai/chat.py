@@ -9,7 +9,6 @@ from dynamo_core.protocol import CHAT
 from dynamo_generation.endpoints.conversation import ConversationEndpoint, ParsedChat
 from dynamo_generation.endpoints.generation import Renderer
 from dynamo_generation.prompts.preprocess import Prompt
-from dynamo_generation.requests import end_user as asking
 from dynamo_generation.requests import fields
 from dynamo_generation.requests.chat import ChatRequest
 
@@ -39,8 +38,6 @@ class ChatEndpoint(ConversationEndpoint[ParsedChatCompletion]):
     MODEL_TYPE = CHAT
     BODY = ChatRequest
     PASSIVE = fields.CHAT
-    USER = asking.USER
-    SESSION = asking.SESSION
     ID_PREFIX = "chatcmpl-"
 
     def check(self, raw: dict[str, Any]) -> ParsedChatCompletion:

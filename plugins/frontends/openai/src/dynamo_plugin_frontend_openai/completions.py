@@ -10,7 +10,6 @@ from dynamo_core.errors import NotSupported
 from dynamo_core.protocol import COMPLETIONS
 from dynamo_generation.endpoints.generation import GenerationEndpoint, ParsedRequest, Renderer
 from dynamo_generation.prompts.preprocess import Prompt, text_prompts
-from dynamo_generation.requests import end_user as asking
 from dynamo_generation.requests import fields
 from dynamo_generation.requests.completions import CompletionRequest, parse_completion
 
@@ -87,8 +86,6 @@ class CompletionEndpoint(GenerationEndpoint[ParsedCompletion]):
     MODEL_TYPE = COMPLETIONS
     BODY = CompletionRequest
     PASSIVE = fields.COMPLETIONS
-    USER = asking.USER
-    SESSION = asking.SESSION
     ID_PREFIX = "cmpl-"
 
     def check(self, raw: dict[str, Any]) -> ParsedCompletion:

@@ -25,6 +25,7 @@ class ResponsesFrontend(Api):
     """The Responses API, with a memory where the settings name a store."""
 
     NAME = "responses"
+    USES_RESPONSE_STORE = True
     Config: ClassVar[type[PluginConfig]] = ResponsesConfig
 
     config: ResponsesConfig

@@ -35,10 +35,10 @@ _REFUSAL = "refusal"
 _OR_STORE = "or have the server set `frontend.response_store`"
 #: Fields that ask for something that would have to be kept between requests, and what to do instead.
 _STATE: Mapping[str, str] = {
-    "previous_response_id": f"send the whole conversation as `input`, {_OR_STORE}",
-    "conversation": f"send the whole conversation as `input`, {_OR_STORE}",
-    "prompt": "send the text of the prompt as `instructions` or `input`",
-    "background": "wait for the answer, or stream it",
+    "previous_response_id": f"nothing is stored between requests; send the whole conversation as `input`, {_OR_STORE}",
+    "conversation": f"nothing is stored between requests; send the whole conversation as `input`, {_OR_STORE}",
+    "prompt": "prompts are not stored; send the text of the prompt as `instructions` or `input`",
+    "background": "nothing runs behind a request; wait for the answer, or stream it",
 }
 
 
@@ -185,7 +185,7 @@ def parse_responses(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[
     for name in _STATE.keys() & passive.keys():
         if not passive[name](raw.get(name)):
             raise InvalidArgument(
-                f"Unsupported value of parameter `{name}`: nothing is stored between requests; {_STATE[name]}",
+                f"Unsupported value of parameter `{name}`: {_STATE[name]}",
                 field=name,
             )
     fields.check_passive(raw, passive)

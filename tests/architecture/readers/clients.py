@@ -69,17 +69,17 @@ CHAT = to_json({"model": "m", "messages": [{"role": "user", "content": "a"}], "m
     raises=[InvalidArgument],
 )
 async def requests_of_clients() -> AsyncGenerator[Feed, None]:
+    from dynamo_generation.answers.blocks import Block, Kind
     from dynamo_generation.bodies.bounds import _largest, _readable
     from dynamo_generation.bodies.decode import parse_object
     from dynamo_generation.bodies.unreadable import find_unreadable
     from dynamo_generation.requests.chat import parse_chat
     from dynamo_generation.requests.constraints import _schema
     from dynamo_generation.templates.messages import _argument_object
-    from dynamo_plugin_frontend_anthropic.render import _arguments
 
     def feed(data: bytes) -> None:
         text = data.decode(errors="surrogateescape")
-        _arguments(text)
+        Block(0, Kind.CALL, parts=[text]).arguments  # noqa: B018 - reads it
         _argument_object(text)
         _readable([data, *_largest(data)])
         find_unreadable(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -130,11 +131,7 @@ class Api(Frontend):
 def post(path: str, endpoint: ModelEndpoint[Any], answer: type[msgspec.Struct], summary: str) -> Operation:
     """Return the operation of a route that asks a model."""
     route = HttpRoute("POST", path, endpoint.handle, summary, respond_error=endpoint.respond_error)
-    return Operation(
-        route,
-        endpoint.BODY,
-        endpoint.PASSIVE,
-        answer,
-        streams=isinstance(endpoint, GenerationEndpoint),
-        error=endpoint.ERROR,
-    )
+    operation = Operation(route, endpoint.BODY, endpoint.PASSIVE, answer, error=endpoint.ERROR)
+    if isinstance(endpoint, GenerationEndpoint):
+        return replace(operation, streams=True, stream_type=endpoint.FRAMING.content_type)
+    return operation

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dynamo_core import ContentDelta, ParserDelta, ReasoningDelta, ToolCallArguments, ToolCallStart, new_call_id
+from dynamo_core.protocol import Unreadable
 
 from dynamo_generation.answers.render import Collected, Identity, weight
+from dynamo_generation.bodies.decode import object_of
 from dynamo_generation.choices.choice import Choice, Piece
 
 
@@ -35,6 +37,14 @@ class Block:
     def text(self) -> str:
         """All of it that there is."""
         return "".join(self.parts)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a call; none if they are not an object, as when the limit of tokens cut them off."""
+        try:
+            return object_of(self.text or "{}")
+        except Unreadable:
+            return {}
 
 
 class Change(enum.Enum):

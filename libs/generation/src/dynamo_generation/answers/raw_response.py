@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 #: Up to this many bytes go into an empty buffer of a connection without the connection asking to wait.
 SMALL = 32 * 1024
 
-_EVENTS = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
+_STREAM = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nCache-Control: no-cache\r\nX-Accel-Buffering: no\r\n"
     b"Transfer-Encoding: chunked\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n"
 )
 _REFUSAL = b"HTTP/1.1 %d %b\r\n%bContent-Length: %d\r\nDate: %b\r\nX-Request-Id: %b\r\n\r\n%b"
@@ -81,9 +81,9 @@ def refusal(http: web.Request, response: web.Response, body: bytes) -> bytes:
     return _REFUSAL % (response.status, reason, headers.encode(), len(body), date, name, body)
 
 
-def events_head(http: web.Request) -> bytes:
-    """The head of a response whose chunks are events."""
-    return _EVENTS % (_date(int(time.time())), request_id_of(http).encode())
+def stream_head(http: web.Request, content_type: str) -> bytes:
+    """The head of a response whose chunks are the items of a stream."""
+    return _STREAM % (content_type.encode(), _date(int(time.time())), request_id_of(http).encode())
 
 
 @lru_cache(maxsize=2)

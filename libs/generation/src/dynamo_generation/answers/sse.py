@@ -14,9 +14,9 @@ from aiohttp import HttpVersion11, web
 from dynamo_http import set_probe
 
 from dynamo_generation.answers import raw_response
+from dynamo_generation.answers.framing import EVENTS, Framing
 from dynamo_generation.requests.ignored import headers_of
 
-KEEP_ALIVE = b": keep-alive\n\n"
 #: Seconds of silence after which a client that may be gone is written to.
 PROBE_AFTER = 1.0
 #: Bytes that a client which is behind takes until it is written to again.
@@ -37,7 +37,7 @@ class _Response(web.StreamResponse):
 
 
 class EventStream:
-    """One ``text/event-stream`` response. `stall` is in seconds, `high_water` in bytes."""
+    """One streamed response: events, or what `framing` says. `stall` is in seconds, `high_water` in bytes."""
 
     __slots__ = (
         "_chunked",
@@ -47,11 +47,13 @@ class EventStream:
         "_raw",
         "_stall",
         "_transport",
+        "framing",
         "last_write",
         "response",
     )
 
-    def __init__(self, http: web.Request, *, stall: float, high_water: int) -> None:
+    def __init__(self, http: web.Request, *, stall: float, high_water: int, framing: Framing = EVENTS) -> None:
+        self.framing = framing
         self._http = http
         self._stall = stall
         self._clock = asyncio.get_running_loop().time
@@ -82,7 +84,7 @@ class EventStream:
             self._transport.set_write_buffer_limits(self._high_water, self._high_water - _STEP)
         if raw_response.fast_path(self._http) and raw_response.has_room(self._http, len(first)):
             self._raw = True
-            head = raw_response.events_head(self._http)
+            head = raw_response.stream_head(self._http, self.framing.content_type)
             chunk = b"%b%x\r\n%b\r\n" % (head, len(first), first) if first else head
             try:
                 await self._http.writer.write(chunk)
@@ -94,7 +96,7 @@ class EventStream:
         response = _Response(
             status=HTTPStatus.OK,
             headers={
-                "Content-Type": "text/event-stream",
+                "Content-Type": self.framing.content_type,
                 "Cache-Control": "no-cache",
                 "X-Accel-Buffering": "no",
                 **headers_of(self._http),

@@ -13,7 +13,7 @@ from dynamo_generation.answers.answer import Answer
 from dynamo_generation.answers.plain import PlainPath
 from dynamo_generation.answers.render import DONE, ChunkRenderer
 from dynamo_generation.answers.source import Source
-from dynamo_generation.answers.sse import KEEP_ALIVE, PROBE_AFTER, EventStream
+from dynamo_generation.answers.sse import PROBE_AFTER, EventStream
 from dynamo_generation.choices.choice import Choice
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ class StreamingAnswer:
     """Brings one answer to one client as events.
 
     Until the first output is there nothing is sent, so that an error before it is a plain HTTP error; silence of
-    `keep_alive` seconds ends that wait, and from then on is broken by comment lines. `opening` goes before the first
-    chunk; `closing` makes what goes before the last finish chunk, `usage` the usage if a chunk of it is wanted; `done`
-    ends it all, and `seal` makes what comes even after that, once what it waits for is done. `check` looks at what was
-    answered before the end is written.
+    `keep_alive` seconds ends that wait, and from then on is broken by what the framing of `out` has for it. `opening`
+    goes before the first chunk; `closing` makes what goes before the last finish chunk, `usage` the usage if a chunk of
+    it is wanted; `done` ends it all, and `seal` makes what comes even after that, once what it waits for is done.
+    `check` looks at what was answered before the end is written.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class StreamingAnswer:
             if self._answer.failure is not None:
                 raise self._answer.failure
             if not first and self._silent:
-                first = KEEP_ALIVE
+                first = self._out.framing.keep_alive
         if self._answer.done and self._seal is None:
             self._tail, first = first, b""
         await self._out.open(first)
@@ -240,7 +240,7 @@ class StreamingAnswer:
         if silence < after:
             return after - silence
         try:
-            self._write(KEEP_ALIVE)
+            self._write(self._out.framing.keep_alive)
         except Exception as error:
             self._fail(error)
         return after

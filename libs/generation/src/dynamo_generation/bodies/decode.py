@@ -57,8 +57,8 @@ def object_of(data: bytes | str) -> dict[str, Any]:
     return read(_objects, data)
 
 
-async def read_object(http: web.Request) -> dict[str, Any]:
-    """The body of a request as a JSON object.
+async def read_object(http: web.Request, *, typed: bool = True) -> dict[str, Any]:
+    """The body of a request as a JSON object. Unless it has to be `typed`, any content type will do.
 
     Raises:
         HttpFault: another content type.
@@ -66,7 +66,7 @@ async def read_object(http: web.Request) -> dict[str, Any]:
         InvalidArgument: not a JSON object.
     """
     kind = http.content_type
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+    if typed and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise HttpFault(415, "Expected request with Content-Type application/json")
     body = await http.read()
     return await run_for_size(len(body), parse_object, body)

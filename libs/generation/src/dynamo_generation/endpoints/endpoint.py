@@ -94,6 +94,10 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         self.services = services
         self._ignored = ignored
 
+    async def read(self, http: web.Request) -> dict[str, Any]:
+        """The body; with what a client may leave out, where an API has another default. Raises as `read_object`."""
+        return await read_object(http)
+
     @abstractmethod
     def check(self, raw: dict[str, Any]) -> ParsedT:
         """Checks a body as far as no model is needed for it.
@@ -119,7 +123,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         """The handler of the route."""
         timing = Timing()
         try:
-            raw = await read_object(http)
+            raw = await self.read(http)
             principal = asking(principal_of(http), raw, self.USER, self.SESSION)
         except DynamoError as error:
             return self._reject(error)
@@ -197,7 +201,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         if isinstance(missing, ModelNotFound):
             names = sorted(model.name for model in self.services.models.list() if principal.allows(model.name))
             served = f" (served: {', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''})" if names else ""
-            missing = ModelNotFound(f"Model not found: '{shown(str(name))}'{served}", cause=missing)
+            missing = ModelNotFound(self.not_found(shown(str(name)), served), cause=missing)
         return self._reject(missing)
 
     def _reject(self, error: Exception) -> web.Response:
@@ -205,6 +209,10 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         problem = self.services.problem_of(error)
         self.services.requests.refused(problem.metric)
         return self.respond_error(problem)
+
+    def not_found(self, name: str, served: str) -> str:
+        """What is said of a model that is not there; `served` names others, in brackets, if there are any."""
+        return f"Model not found: '{name}'{served}"
 
     def respond_error(self, problem: Problem) -> web.Response:
         """An error as this API words it."""

@@ -17,6 +17,7 @@ from dynamo_generation.answers.annotations import as_events, closing, opening, s
 from dynamo_generation.answers.answer import Answer, close_all
 from dynamo_generation.answers.answering import Answering
 from dynamo_generation.answers.continuous_usage import ContinuousUsage
+from dynamo_generation.answers.framing import EVENTS, Framing
 from dynamo_generation.answers.render import DONE, BodyRenderer, ChunkRenderer, Collected, Identity, Pieces
 from dynamo_generation.answers.render_token_ids import Inner, TokenIds
 from dynamo_generation.answers.source import COALESCE, ScoredSource, Source, coalesced
@@ -114,6 +115,8 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
     ID_PREFIX: ClassVar[str]
     #: What a stream ends with, after its last chunk.
     DONE: ClassVar[bytes] = DONE
+    #: How the items of a stream are told apart.
+    FRAMING: ClassVar[Framing] = EVENTS
 
     def __init__(self, services: FrontendServices, ignored: IgnoredFields, answering: Answering) -> None:
         super().__init__(services, ignored)
@@ -162,7 +165,9 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
         self, exchange: Exchange, parsed: ParsedT, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer
     ) -> web.StreamResponse:
         model, request, wanted = exchange.model, parsed.request, parsed.request.annotations
-        out = exchange.out = EventStream(exchange.http, stall=self.services.write_stall, high_water=self._write_buffer)
+        out = exchange.out = EventStream(
+            exchange.http, stall=self.services.write_stall, high_water=self._write_buffer, framing=self.FRAMING
+        )
 
         def usage() -> dict[str, Any]:
             return usage_of(answer.choices, engine_counts=_engine_counts(model))

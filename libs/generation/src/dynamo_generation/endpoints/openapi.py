@@ -14,6 +14,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core import HttpRoute, ListenerName
 
+from dynamo_generation.answers.framing import EVENTS
 from dynamo_generation.endpoints.error_schema import ErrorBody
 from dynamo_generation.requests.fields import Accepts, has_no_effect, schema_of
 
@@ -21,7 +22,6 @@ _DISTRIBUTION = "dynamo-generation"
 _REFERENCE = "#/components/schemas/{name}"
 _VARIABLE = re.compile(r"\{(\w+)\}")
 _JSON = "application/json"
-_EVENTS = "text/event-stream"
 _HTML = "text/html"
 
 _ABOUT = (
@@ -42,8 +42,9 @@ class Operation:
     #: A whole answer; None if it is told by `content_type` only.
     answer: type[msgspec.Struct] | None = None
     content_type: str = _JSON
-    #: Whether there can be a stream of events instead.
+    #: Whether there can be a stream instead, and of which content type.
     streams: bool = False
+    stream_type: str = EVENTS.content_type
     error: type[msgspec.Struct] = ErrorBody
     #: The same answer may come with this status too.
     also: int | None = None
@@ -136,7 +137,7 @@ def _operation(operation: Operation, schemas: Mapping[type[msgspec.Struct], dict
     whole = {} if operation.answer is None else {"schema": schemas[operation.answer]}
     content: dict[str, dict[str, Any]] = {operation.content_type: whole}
     if operation.streams:
-        content[_EVENTS] = {}
+        content[operation.stream_type] = {}
     answer = {"description": "The answer.", "content": content}
     error = {
         "description": "An error; the message says what is wrong.",

@@ -185,6 +185,41 @@ MESSAGES: Mapping[str, Accepts] = {
     "service_tier": _Documented("auto", "standard_only"),
 }
 
+#: Of all routes of Ollama's API. Models stay with their workers.
+OLLAMA_EMBED: Mapping[str, Accepts] = {"keep_alive": _anything}
+
+OLLAMA_CHAT: Mapping[str, Accepts] = {
+    **OLLAMA_EMBED,
+    "logprobs": _one_of(None, False),
+    "shift": _anything,  # the context is never shifted here
+    "top_logprobs": _one_of(None, 0),
+    "truncate": _anything,  # a prompt that is too long is refused with either
+}
+
+OLLAMA_GENERATE: Mapping[str, Accepts] = {
+    **OLLAMA_CHAT,
+    "context": _anything,  # tokens of an earlier answer; none here has them
+    "suffix": _one_of(None, ""),
+    "template": _one_of(None, ""),  # the template is the model's own
+}
+
+#: Of the `options` of that API. Most of those without effect say how a server loads a model.
+OLLAMA_OPTIONS: Mapping[str, Accepts] = {
+    **dict.fromkeys(
+        (
+            *("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu"),
+            *("num_keep", "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only"),
+            # Penalties look at all tokens; the others are of mirostat.
+            *("repeat_last_n", "mirostat_eta", "mirostat_tau"),
+        ),
+        _anything,
+    ),
+    "mirostat": _one_of(None, 0),
+    "penalize_newline": _one_of(None, True),
+    "tfs_z": _one_of(None, 1, 1.0),
+    "typical_p": _one_of(None, 1, 1.0),
+}
+
 RESPONSES: Mapping[str, Accepts] = {
     "access_programs": _anything,
     "background": _one_of(None, False),

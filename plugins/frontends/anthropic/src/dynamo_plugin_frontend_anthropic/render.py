@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynamo_core.protocol import Unreadable
 from dynamo_generation.answers.blocks import Block, BlockRenderer, Kind
 from dynamo_generation.answers.render import Collected, Identity, encode, verdict_of
-from dynamo_generation.bodies.decode import object_of
 from dynamo_generation.choices.choice import Choice, TokenChoice
 from dynamo_generation.requests.thoughts import packed
 
@@ -110,7 +108,7 @@ class MessageRenderer(BlockRenderer):
             case Kind.REASONING:
                 whole |= {"thinking": block.text if self._thoughts else "", "signature": self._signature(block)}
             case Kind.CALL:
-                whole["input"] = _arguments(block.text)
+                whole["input"] = block.arguments
         return whole
 
     def _signature(self, block: Block) -> str:
@@ -154,14 +152,6 @@ def _empty(block: Block) -> dict[str, Any]:
     if block.kind is Kind.REASONING:
         return {"type": "thinking", "thinking": "", "signature": ""}
     return {"type": "text", "text": ""}
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call; none if they are not an object, as when the limit of tokens cut them off."""
-    try:
-        return object_of(text or "{}")
-    except Unreadable:
-        return {}
 
 
 def _delta_head(index: int) -> bytes:

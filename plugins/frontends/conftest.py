@@ -337,9 +337,10 @@ class Server:
 
     def configure(self, **settings: Any) -> None:
         """Give it other settings than the default, before it starts."""
-        self.config = APIS.Config(**settings)
+        self.config = self.apis.Config(**settings)
 
-    def __init__(self) -> None:
+    def __init__(self, apis: type[Frontend] = APIS) -> None:
+        self.apis = apis
         self.directory = Directory()
         self.records: list[RequestRecord] = []
         self._record = asyncio.Event()
@@ -347,7 +348,7 @@ class Server:
         self.body_limit = 1024 * 1024
         #: What stands before each route.
         self.protect: Callable[[HttpRoute], HttpRoute] = lambda route: route
-        self.config = APIS.Config()
+        self.config = apis.Config()
         self.response_store: ResponseStore | None = None
         self.write_stall = 5.0
         self.keep_alive = 15.0
@@ -383,7 +384,7 @@ class Server:
             keep_alive=self.keep_alive,
             response_store=self.response_store,
         )
-        self.frontend = APIS(self.config, services)
+        self.frontend = self.apis(self.config, services)
         self.generation = Generation.of(cast(GenerationConfig, self.config), services)
         await self.frontend.start()
         # As core does without an admin listener: what is offered on both is there once, as the public has it.
@@ -484,9 +485,15 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-async def cold_server() -> AsyncIterator[Server]:
+def apis() -> type[Frontend]:
+    """The APIs that are served. A module of tests may have others."""
+    return APIS
+
+
+@pytest.fixture
+async def cold_server(apis: type[Frontend]) -> AsyncIterator[Server]:
     """A server that a test still changes and starts."""
-    server = Server()
+    server = Server(apis)
     yield server
     await server.aclose()
 

@@ -13,6 +13,7 @@ from dynamo_core.errors import HTTP_ROWS, InvalidArgument, problem_of
 from dynamo_http import Listener, metrics_route
 from dynamo_http.health import health_routes, system_routes
 from dynamo_plugin_frontend_anthropic.frontend import AnthropicFrontend
+from dynamo_plugin_frontend_ollama.frontend import OllamaFrontend
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 from dynamo_plugin_frontend_responses.frontend import ResponsesFrontend
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
@@ -44,6 +45,11 @@ def plain(body: dict[str, Any]) -> str:
     return str(body["error"])
 
 
+def named(body: dict[str, Any]) -> str:
+    """Of an API whose messages name the field."""
+    return plain(body)
+
+
 def anthropic(headers: Mapping[str, str]) -> dict[str, str]:
     """The headers of a problem as the Anthropic API names them."""
     names = {f"x-ratelimit-{what}-requests": f"anthropic-ratelimit-requests-{what}" for what in ("limit", "remaining")}
@@ -62,6 +68,11 @@ CLIENTS: list[Door] = [
     ("POST", "/v1/messages/count_tokens", CHAT, nested),
     ("POST", "/tokenize", {"model": "m", "prompt": "Hi"}, flat),
     ("POST", "/detokenize", {"model": "m", "tokens": [1]}, flat),
+    ("POST", "/api/chat", CHAT, named),
+    ("POST", "/api/generate", {"model": "m", "prompt": "Hi", "stream": False}, named),
+    ("POST", "/api/embed", {"model": "m", "input": "Hi"}, named),
+    ("POST", "/api/show", {"model": "m"}, named),
+    ("GET", "/api/tags", None, named),
     ("GET", "/v1/models", None, flat),
     ("GET", "/dynamo/alpha/list-models", None, flat),
 ]
@@ -152,7 +163,7 @@ async def house(overload_status: int = 503, *, starting: bool = False) -> AsyncI
         thresholds=Control(),  # type: ignore[arg-type]
         overload_status=overload_status,
     )
-    apis = api_set({api.NAME: api for api in (OpenAIFrontend, ResponsesFrontend, AnthropicFrontend)})
+    apis = api_set({api.NAME: api for api in (OpenAIFrontend, ResponsesFrontend, AnthropicFrontend, OllamaFrontend)})
     frontend = apis(apis.Config(), services)
     source: Any = Broken(made, shutting_down=False, starting=False)
     tracker = Service(ServiceSettings(host="127.0.0.1", port=0))
@@ -207,7 +218,7 @@ async def check(made: House, client: aiohttp.ClientSession, error: BaseException
         told = problem.headers if message is not nested else anthropic(problem.headers)
         assert {name: answer.headers.get(name) for name in told} == told, where
         body = await answer.json()
-        if message is nested and problem.param is not None:
+        if message in (nested, named) and problem.param is not None:
             assert message(body) == f"{problem.param}: {problem.message}", where
         else:
             assert message(body) == problem.message, where

@@ -17,6 +17,7 @@ from dynamo_generation.endpoints.generation import ParsedRequest
 from dynamo_generation.endpoints.translated import TranslatedRequest, told_as
 from dynamo_generation.prompts.preprocess import Prompt, text_prompts
 from dynamo_generation.requests import fields
+from dynamo_generation.requests.common import invalid
 from dynamo_generation.requests.completions import parse_completion
 
 from dynamo_plugin_frontend_ollama import render
@@ -51,6 +52,12 @@ class ParsedConversation(TranslatedRequest):
         super().__init__(chat, chats)
         self.ignored = ignored
         self.loads = loads
+
+    def check_for_tokens(self) -> None:
+        """Refuses pictures, which are all that makes a content more than text, in the words of this API."""
+        if any(isinstance(message.content, list) for message in self.chat.messages):
+            raise invalid("images are not supported by this model", "images")
+        super().check_for_tokens()
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> LineRenderer:
         """Lines and bodies of Ollama's API."""

@@ -37,6 +37,8 @@ workers:
     grace_period: 0
 """  # noqa: E501
 
+#: That of Ollama is served only where it is named.
+APIS = "[{use: openai}, {use: responses}, {use: anthropic}, {use: ollama}]"
 HELLO = "Hello from the script."
 PLACE = {"name": "Oslo", "degrees": 7}
 EXPECTED = {
@@ -69,19 +71,24 @@ class Program:
 
 
 #: Their packages are in the environment of all tests: they run in `make test` too.
-HERE_ALREADY = [Program(f"{name}.py", OWN) for name in ("openai_chat", "openai_responses", "anthropic_messages")]
+HERE_ALREADY = [
+    Program(f"{name}.py", OWN) for name in ("openai_chat", "openai_responses", "anthropic_messages", "ollama_chat")
+]
 OTHERS = [
     *(Program(f"{name}.py", "sdks") for name in ("langchain_chat", "pydantic_ai_agents", "openai_agents", "llm_chat")),
     Program("litellm_chat.py", "sdks-openai-2"),
     Program("instructor_chat.py", "sdks-openai-2", tools=False),
     Program("llama_index_chat.py", "sdks-openai-2"),
-    *(Program(f"{name}.js", NODE) for name in ("openai_chat", "openai_responses", "anthropic_messages", "ai")),
+    *(
+        Program(f"{name}.js", NODE)
+        for name in ("openai_chat", "openai_responses", "anthropic_messages", "ollama_chat", "ai")
+    ),
 ]
 
 
 @pytest.fixture(scope="module")
 def server(serve_for_module: Any) -> Any:
-    return serve_for_module(CONFIG % "{use: openai}")
+    return serve_for_module(CONFIG % APIS)
 
 
 def is_answered(program: Program, recorder: Any, home: Path) -> None:

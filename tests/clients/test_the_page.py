@@ -77,8 +77,8 @@ def test_the_versions_of_the_page_are_those_that_are_set_up() -> None:
 
     listed = {(name, where): version for name, where, version in rows}
 
-    assert listed.pop(("openai", "Python")) == own["openai"]
-    assert listed.pop(("anthropic", "Python")) == own["anthropic"]
+    for name in ("openai", "anthropic", "ollama"):
+        assert listed.pop((name, "Python")) == own[name]
     assert {name: version for (name, _), version in listed.items()} == wanted
 
 

@@ -11,7 +11,7 @@ from tests.agents.test_sdks_at_work import PROGRAMS
 from tests.clients.coding_agents import AGENTS
 from tests.clients.recorder import SENT, kept
 from tests.clients.test_load_testers import TESTERS
-from tests.clients.test_sdks import HERE_ALREADY, OTHERS
+from tests.clients.test_sdks import APIS, HERE_ALREADY, OTHERS
 
 CONFIG = """
 workers:
@@ -30,12 +30,13 @@ ENDS = {
     "/v1/completions": b"data: [DONE]\n\n",
     "/v1/messages": b"event: message_stop\n",
     "/v1/responses": b"event: response.",
+    "/api/chat": b'"eval_duration":',
 }
 
 
 @pytest.fixture(scope="module")
 def server(serve_for_module: Any) -> Any:
-    return serve_for_module(CONFIG)
+    return serve_for_module(f"{CONFIG}frontend: {APIS}\n")
 
 
 def test_the_clients_of_the_lane_and_no_others_have_a_fixture() -> None:
@@ -53,7 +54,7 @@ def is_answered(server: Any, asked: dict[str, Any], body: dict[str, Any]) -> Non
     if status != 200:
         assert json.loads(answer)["error"]["details"]["error_code"] == "thread_unsupported_request"
     elif body.get("stream"):
-        assert headers["content-type"].startswith("text/event-stream")
+        assert headers["content-type"].startswith(("text/event-stream", "application/x-ndjson"))
         assert ENDS[asked["path"].split("?")[0]] in answer[-200_000:]
     else:
         assert isinstance(json.loads(answer), dict)

@@ -36,7 +36,7 @@ def dynamo_register_engines():
 """
 
 # How much of what can be generated is tried: a little in every run, more in the long lanes, which choose it by option.
-settings.register_profile("brief", max_examples=25, deadline=None)
+settings.register_profile("brief", max_examples=10, deadline=None)
 settings.register_profile("thorough", max_examples=150, deadline=None)
 settings.load_profile("brief")
 

@@ -21,8 +21,9 @@ from tests.e2e.brokers import PROFILES, Servers
 
 CONFIG = (Path(__file__).parents[2] / "examples" / "profiles" / "dynamo.yaml").read_text()
 
-#: Each half of the profile that is left to the long lanes is half of another one, too.
-EVERY = [pytest.param(name, marks=pytest.mark.full if name == "tcp-redis" else ()) for name in PROFILES]
+#: The profiles over Redis are left to the long lanes: kits hold its transport and its discovery in every run.
+LONG = ("tcp-redis", "redis-redis")
+EVERY = [pytest.param(name, marks=pytest.mark.full if name in LONG else ()) for name in PROFILES]
 
 #: Where one part can die and the others go on.
 WITH_PROCESSES = pytest.mark.parametrize("house", EVERY[:-1], indirect=True)

@@ -65,6 +65,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/tokenize": [{"prompt": "Hi"}, {"messages": CHAT["messages"], "return_token_strs": True}],
     "/detokenize": [{"tokens": [72, 105]}],
 }
+#: Routes that are tried in every run; the others are in the long lanes.
+USUAL = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 #: A body that each route refuses, whatever it is about.
 WRONG = {"model": NAME, "no_such_field": 1}
 
@@ -86,7 +88,9 @@ def description(server: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=["fits", "does not fit"])
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, marks=() if path in USUAL else pytest.mark.full) for path in BODIES]
+)
 def test_no_body_that_can_be_made_from_the_description_breaks_the_server(
     described: Any, path: str, mode: GenerationMode
 ) -> None:

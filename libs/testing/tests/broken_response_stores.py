@@ -6,6 +6,7 @@ Not collected with the other tests: `test_the_kits_find_broken_parts` runs this 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -56,7 +57,11 @@ class Small(ResponseStore):
 
     def make_room(self) -> None:
         while sum(len(value) for value, _ in self.shelf.values()) > BOUND:
-            del self.shelf[next(iter(self.shelf))]
+            held = Counter[str]()
+            for (_, owner, _), (value, _) in self.shelf.items():
+                held[owner] += len(value)
+            [(largest, _)] = held.most_common(1)
+            del self.shelf[next(place for place in self.shelf if place[1] == largest)]
 
     def write(self, place: Place, value: bytes, ttl: float) -> None:
         self.shelf.pop(place, None)
@@ -123,7 +128,13 @@ class TestTrimsWhatItKeeps(Broken):
         def write(self, place: Place, value: bytes, ttl: float) -> None:
             super().write(place, value.strip(b"\0"), ttl)
 
-    FAILS = frozenset({"test_a_record_is_read_as_it_was_written", "test_what_was_used_longest_ago_is_forgotten_first"})
+    FAILS = frozenset(
+        {
+            "test_a_record_is_read_as_it_was_written",
+            "test_what_was_used_longest_ago_is_forgotten_first",
+            "test_the_owner_that_holds_the_most_makes_room",
+        }
+    )
 
 
 class TestAnswersInAnOrderOfItsOwn(Broken):
@@ -161,7 +172,7 @@ class TestJoinsOwnerAndKey(Broken):
         def place(self, owner: str, key: str) -> Place:
             return self.services.namespace, "", owner.rstrip("x").removeprefix("x") + key
 
-    FAILS = frozenset({"test_an_owner_sees_its_own_records_only"})
+    FAILS = frozenset({"test_an_owner_sees_its_own_records_only", "test_the_owner_that_holds_the_most_makes_room"})
 
 
 class TestKnowsNoNamespaces(Broken):
@@ -280,6 +291,15 @@ class TestTakesWhateverComes(Broken):
             return True
 
     FAILS = frozenset({"test_what_can_never_fit_is_refused_and_changes_nothing"})
+
+
+class TestForgetsTheOldestWhoeverHasIt(Broken):
+    class store_class(Small):  # noqa: N801
+        def make_room(self) -> None:
+            while sum(len(value) for value, _ in self.shelf.values()) > BOUND:
+                del self.shelf[next(iter(self.shelf))]
+
+    FAILS = frozenset({"test_the_owner_that_holds_the_most_makes_room"})
 
 
 class TestForgetsTheNewest(Broken):

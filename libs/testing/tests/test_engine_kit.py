@@ -134,6 +134,7 @@ async def test_a_run_ends_with_exactly_the_failure_of_the_broken_promise(broken:
 READY = [broken for broken in engines.BROKEN if not {"start", "metrics"} & set(broken.FAILS)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("broken", READY, ids=lambda cls: cls.__name__)
 async def test_made_one_by_one_the_checks_of_other_promises_pass(broken: Any) -> None:
     found = {}

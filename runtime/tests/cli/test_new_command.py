@@ -67,7 +67,13 @@ def test_every_kind_with_classes_has_a_template() -> None:
     assert set(TEMPLATES) == set(KINDS) == set(CONTRACTS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=() if kind in ("engine", "frontend", "transport") else pytest.mark.full)
+        for kind in KINDS
+    ],
+)
 def test_a_new_package_installs_and_passes_its_own_tests(
     dynamo: RunCli, site: Site, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

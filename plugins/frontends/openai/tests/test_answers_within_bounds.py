@@ -16,7 +16,7 @@ CHAT, COMPLETE, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions",
 MB = 1024 * 1024
 TALK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 #: Seconds of the loop's own time that one callback may take.
-LONGEST = 0.050
+LONGEST = 0.1
 
 
 def scored(count: int, width: int = 20) -> LLMEngineOutput:

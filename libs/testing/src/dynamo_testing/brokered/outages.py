@@ -91,7 +91,7 @@ class OutageChecks:
 
         # Login and ping, two subscriptions and two pings. The last ping is late, so that a call arrives before the
         # worker knows that it is connected.
-        rule = wire.plan.inject(Delay(1.5), direction=Direction.UP, at=5, when=lambda body: not body)
+        rule = wire.plan.inject(Delay(4.0), direction=Direction.UP, at=5, when=lambda body: not body)
         wire.cut()
         await rule.hit()
         source = None

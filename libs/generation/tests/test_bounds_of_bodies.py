@@ -38,6 +38,7 @@ def small(piece: int) -> Iterator[None]:
             patch.setattr(bounds, name, most)
         patch.setattr(bounds, "INLINE", 0)
         patch.setattr(structure, "PIECE", piece)
+        patch.setattr(structure, "NAMED_PIECE", piece)
         yield
 
 
@@ -128,6 +129,9 @@ def test_the_outermost_names_are_those_of_the_parser_with_their_places(
         (b'{"a": "' + b"[" * 200 + b'", "b\\"": {"c": ' + b"[" * 101, 'b"'),
         (b'{"a": [], "c": [' + b"[]," * 60_000 + b'1], "b": ' + b"[" * 101, "c"),
         (b'{"a": [' + b"[]," * 30_000 + b'1], "b": [' + b"[]," * 21_000 + b"1]}", "a"),
+        (b'{"a": {"b": ["' + b'","' * 260_000 + b'"]}}', "a"),
+        # To look for the field would take longer than to refuse the body.
+        (b"{" + b'"a":"",' * 130_000 + b'"b": ' + b"[" * 101, None),
         (b"[" * 101, None),
         (b'{"a', None),
     ],

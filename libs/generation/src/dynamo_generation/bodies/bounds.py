@@ -7,7 +7,7 @@ over the bytes, which ends where a bound is passed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -28,8 +28,8 @@ MAX_STRINGS = 250_000
 MAX_VALUES = 1_000_000
 
 _DEEP = f"is nested too deeply: at most {MAX_DEPTH} lists and objects inside each other are allowed"
-#: Fields of a body among which the one that is out of bounds is looked for.
-_MOST_NAMES = 1000
+#: Texts of an outermost object whose field that is out of bounds is looked for.
+_MOST_TEXTS = 20_000
 #: Messages, or parts of one, that a template takes about a millisecond for.
 _MANY = 256
 
@@ -107,9 +107,11 @@ def _largest(body: bytes) -> list[bytes]:
 
 
 def _outermost(body: bytes) -> list[tuple[int, bytes]]:
-    """Return the names of the outermost object with where their values begin; none if no request has so many."""
-    named = list(islice(outermost_names(body, MAX_DEPTH), _MOST_NAMES + 1))
-    return named if len(named) <= _MOST_NAMES else []
+    """Return the names of the outermost object with where their values begin; none if no request has so many texts."""
+    try:
+        return list(outermost_names(body, MAX_DEPTH, _MOST_TEXTS))
+    except OverflowError:
+        return []
 
 
 def _readable(names: list[bytes]) -> str | None:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 #: Bytes of a piece.
 PIECE = 256 * 1024
+#: Bytes of a piece that is looked at for names, which takes longer.
+NAMED_PIECE = 16 * 1024
 
 _OPENING = frozenset(b"[{")
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -35,15 +37,18 @@ def depths(outside: bytes, depth: int) -> Iterator[int]:
         yield depth
 
 
-def outermost_names(text: bytes, deepest: int) -> Iterator[tuple[int, bytes]]:
+def outermost_names(text: bytes, deepest: int, most_texts: int | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield each name of the outermost object, as JSON, after the position of its end.
 
     The scan ends early where the text is no JSON, or has more than `deepest` lists and objects inside each other.
+
+    Raises:
+        OverflowError: the outermost object has more than about `most_texts` texts.
     """
-    position = depth = begin = end = 0
+    position = depth = begin = end = looked_at = 0
     inside, rest = False, b""
-    for start in range(0, len(text), PIECE):
-        piece = rest + text[start : start + PIECE]
+    for start in range(0, len(text), NAMED_PIECE):
+        piece = rest + text[start : start + NAMED_PIECE]
         # Of the same length, so that positions stay what they are.
         masked = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
         rest = masked[-1:] if masked.endswith(b"\\") else b""
@@ -56,6 +61,9 @@ def outermost_names(text: bytes, deepest: int) -> Iterator[tuple[int, bytes]]:
                 inside, depth = (inside + len(parts) - 1) % 2 == 1, found[-1]
                 begin, end = position - len(parts[-1]) - 1 if len(parts) > 1 else begin, 0
                 continue
+        looked_at += len(parts) // 2
+        if most_texts is not None and looked_at > most_texts:
+            raise OverflowError("the outermost object has too many texts")
         for index, part in enumerate(parts):
             if index:
                 inside = not inside

@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import openai
 import pytest
@@ -36,7 +36,6 @@ from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol import Annotated, ModelCard, RequestRecord
 from dynamo_core.protocol.output import merge_outputs
 from dynamo_generation.api import Generation
-from dynamo_generation.config import GenerationConfig
 from dynamo_http import Listener
 from dynamo_plugin_frontend_anthropic.frontend import AnthropicFrontend
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
@@ -385,7 +384,7 @@ class Server:
             response_store=self.response_store,
         )
         self.frontend = self.apis(self.config, services)
-        self.generation = Generation.of(cast(GenerationConfig, self.config), services)
+        self.generation = Generation.find(services)
         await self.frontend.start()
         # As core does without an admin listener: what is offered on both is there once, as the public has it.
         routes = {(route.method, route.path): self.protect(route) for route in reversed(list(self.frontend.routes()))}

@@ -226,7 +226,7 @@ class InflightRequest(Protocol):
         """Records that the client disconnected."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FrontendServices:
     """The services that a frontend is constructed with; one object for all frontends of a process."""
 

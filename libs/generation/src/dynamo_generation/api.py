@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 import msgspec
 from dynamo_core import Frontend, FrontendServices, HttpRoute, PluginConfig, TaskSet, Tokenizer
@@ -32,14 +31,15 @@ _CLOSE_TIMEOUT = 5.0
 
 
 class Generation:
-    """What the APIs of one process share: templates, tokenizers, checks of answers, memory of whole answers."""
+    """State that the APIs of one process share: templates, tokenizers, checks of answers, memory of whole answers."""
 
-    _all: ClassVar[WeakKeyDictionary[FrontendServices, Generation]] = WeakKeyDictionary()
+    _all: ClassVar[dict[FrontendServices, Generation]] = {}
 
     def __init__(self, config: GenerationConfig, services: FrontendServices) -> None:
         tasks = TaskSet()
         self._tasks = tasks
         self._giving_back: asyncio.Task[None] | None = None
+        self._services = services
         self._users = 0
         self._token_memory = token_memory(services)
         self._checker = SchemaChecker(services)
@@ -56,11 +56,21 @@ class Generation:
 
     @classmethod
     def of(cls, config: GenerationConfig, services: FrontendServices) -> Generation:
-        """Return that of these services, which is made for the first API."""
+        """Return that of these services, which is made for the first API and closed by the last."""
         found = cls._all.get(services)
         if found is None:
             found = cls._all[services] = cls(config, services)
+        found._users += 1
         return found
+
+    @classmethod
+    def find(cls, services: FrontendServices) -> Generation:
+        """Return that of these services, which has at least one API that is not closed.
+
+        Raises:
+            KeyError: all of them are closed, or none was made.
+        """
+        return cls._all[services]
 
     def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
         """Make the tokenizer of a model; all of them share one memory of prompts."""
@@ -68,7 +78,6 @@ class Generation:
 
     async def start(self) -> None:
         """Begin to give back memory that large requests took."""
-        self._users += 1
         if self._giving_back is None:
             self._giving_back = self._tasks.spawn(give_back(), name="give-back-memory")
 
@@ -77,6 +86,7 @@ class Generation:
         self._users -= 1
         if self._users > 0:
             return
+        self._all.pop(self._services, None)
         if self._giving_back is not None:
             self._giving_back.cancel()
         await self._tasks.join(_CLOSE_TIMEOUT)
@@ -95,7 +105,7 @@ class Api(Frontend):
     def __init__(self, config: PluginConfig, services: FrontendServices) -> None:
         super().__init__(config, services)
         self.generation = Generation.of(self.config, services)
-        self._open = False
+        self._open = True
 
     @abstractmethod
     def operations(self) -> Iterable[Operation]:
@@ -118,7 +128,6 @@ class Api(Frontend):
 
     async def start(self) -> None:
         """Begin what runs behind the requests of all APIs."""
-        self._open = True
         await self.generation.start()
 
     async def aclose(self) -> None:

@@ -47,10 +47,32 @@ class Other(One):
 
 
 async def handler(http: Any) -> Any:
-    raise NotImplementedError
+    return http
 
 
 APIS = api_set({"one": One, "other": Other})
+
+
+class Stuck(One):
+    NAME = "stuck"
+
+    async def aclose(self) -> None:
+        raise OSError("stuck")
+
+
+async def test_an_api_that_fails_to_close_leaves_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    async def close(self: Other) -> None:
+        closed.append(self.NAME)
+
+    monkeypatch.setattr(Other, "aclose", close)
+    apis = api_set({"other": Other, "stuck": Stuck})
+
+    with pytest.raises(OSError, match="stuck"):
+        await apis(apis.Config(), None).aclose()  # type: ignore[arg-type]
+
+    assert closed == ["other"]
 
 
 async def test_the_settings_of_all_are_one_and_each_takes_those_that_are_live() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import ClassVar
 
 from dynamo_core.contracts.config import PluginConfig
@@ -62,8 +63,9 @@ class ApiSet(Frontend):
 
     async def aclose(self) -> None:
         """Stop the background work of each, last first."""
-        for frontend in reversed(self._frontends):
-            await frontend.aclose()
+        async with AsyncExitStack() as stack:
+            for frontend in self._frontends:
+                stack.push_async_callback(frontend.aclose)
 
 
 def api_set(apis: Mapping[str, type[Frontend]]) -> type[Frontend]:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from dynamo_core import EMBED, Principal
 from dynamo_core.errors import QuotaExceeded, RateLimited
-from dynamo_generation.requests import end_user as asking
+from dynamo_generation.requests import end_user
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,7 +77,7 @@ async def test_a_session_that_cannot_be_one_is_refused_by_the_name_of_its_field(
 def test_the_session_of_a_header_goes_before_those_of_the_body() -> None:
     known = Principal(session="header")
 
-    assert asking.asking(known, {"prompt_cache_key": "\n"}, asking.USER, asking.SESSION) is known
+    assert end_user.with_end_user(known, {"prompt_cache_key": "\n"}, end_user.USER, end_user.SESSION) is known
 
 
 JSON = st.recursive(
@@ -89,7 +89,7 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["user", "nvext", "prompt_cache_key", "conversation", "metadata"]), JSON))
 def test_a_body_of_wrong_types_names_nothing_and_breaks_nothing(raw: dict[str, Any]) -> None:
-    found = asking.asking(Principal(), raw, asking.USER, (*asking.SESSION, *asking.RESPONSES_SESSION))
+    found = end_user.with_end_user(Principal(), raw, end_user.USER, (*end_user.SESSION, *end_user.RESPONSES_SESSION))
 
     texts = [value for value in raw.values() if isinstance(value, str)]
     texts += [each for value in raw.values() if isinstance(value, dict) for each in value.values()]

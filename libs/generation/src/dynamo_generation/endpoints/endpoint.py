@@ -29,7 +29,7 @@ from dynamo_generation.bodies.bounds import INLINE
 from dynamo_generation.bodies.decode import free_later, read_object, run_for_size
 from dynamo_generation.endpoints.error_schema import ErrorBody
 from dynamo_generation.endpoints.errors import error_event, report
-from dynamo_generation.requests.end_user import Field, asking
+from dynamo_generation.requests.end_user import Field, with_end_user
 from dynamo_generation.requests.fields import Accepts
 from dynamo_generation.requests.ignored import IgnoredFields, headers_of
 
@@ -124,7 +124,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         timing = Timing()
         try:
             raw = await self.read(http)
-            principal = asking(principal_of(http), raw, self.USER, self.SESSION)
+            principal = with_end_user(principal_of(http), raw, self.USER, self.SESSION)
         except DynamoError as error:
             return self._reject(error)
         except web.RequestPayloadError:

@@ -20,7 +20,9 @@ RESPONSES_SESSION: Sequence[Field] = (("conversation", "id"), ("conversation",),
 MESSAGES_USER: Sequence[Field] = (("metadata", "user_id"),)
 
 
-def asking(principal: Principal, raw: Mapping[str, Any], user: Sequence[Field], session: Sequence[Field]) -> Principal:
+def with_end_user(
+    principal: Principal, raw: Mapping[str, Any], user: Sequence[Field], session: Sequence[Field]
+) -> Principal:
     """The principal with what the first given field of each kind says. A header's session goes before all of them.
 
     Raises:

@@ -18,8 +18,7 @@ from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, Parsed
 from dynamo_generation.endpoints.token_count_route import CountingEndpoint
 from dynamo_generation.endpoints.translated import TranslatedRequest
 from dynamo_generation.prompts.preprocess import Prompt
-from dynamo_generation.requests import end_user as asking
-from dynamo_generation.requests import fields
+from dynamo_generation.requests import end_user, fields
 from dynamo_http import error_response
 
 from dynamo_plugin_frontend_anthropic.render import MessageRenderer
@@ -95,7 +94,7 @@ class MessagesEndpoint(_Wording[ParsedMessages], ConversationEndpoint[ParsedMess
     MODEL_TYPE = CHAT
     BODY = MessagesRequest
     PASSIVE = fields.MESSAGES
-    USER = asking.MESSAGES_USER
+    USER = end_user.MESSAGES_USER
     SESSION = ()
     ID_PREFIX = "msg_"
     DONE = b""

@@ -16,8 +16,7 @@ from dynamo_core.protocol import EMBEDDINGS
 from dynamo_generation.answers.render import encode
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
 from dynamo_generation.prompts.preprocess import text_prompts
-from dynamo_generation.requests import end_user as asking
-from dynamo_generation.requests import fields
+from dynamo_generation.requests import end_user, fields
 from dynamo_generation.requests.completions import PromptInput
 
 from dynamo_plugin_frontend_openai.embedding_request import EmbeddingRequest, parse_embedding
@@ -45,7 +44,7 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
     MODEL_TYPE = EMBEDDINGS
     BODY = EmbeddingRequest
     PASSIVE = fields.EMBEDDINGS
-    USER = asking.USER
+    USER = end_user.USER
 
     def check(self, raw: dict[str, Any]) -> ParsedEmbedding:
         """Checks an embedding body."""

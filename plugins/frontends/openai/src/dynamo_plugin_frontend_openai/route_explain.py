@@ -14,7 +14,7 @@ from dynamo_generation.bodies.decode import read_object, run_for_size
 from dynamo_generation.endpoints.conversation import ChatDependencies
 from dynamo_generation.prompts.preprocess import to_engine
 from dynamo_generation.requests.common import invalid
-from dynamo_generation.requests.end_user import SESSION, USER, asking
+from dynamo_generation.requests.end_user import SESSION, USER, with_end_user
 from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_openai.chat import ParsedChatCompletion
@@ -48,7 +48,7 @@ class RouteExplanations:
         # A large body may have as many parts as would hold the event loop.
         parsed = await run_for_size(len(await http.read()), self._parse, raw, model)
         request = await _request(parsed, model)
-        views = model.explain(request, asking(principal_of(http), raw, USER, SESSION))
+        views = model.explain(request, with_end_user(principal_of(http), raw, USER, SESSION))
         routes = msgspec.to_builtins(views)
         for rank in (rank for route in routes for rank in route["ranks"]):
             rank["instance_id"] = format_instance_id(rank["instance_id"])

@@ -11,8 +11,7 @@ from dynamo_core.errors import NotSupported
 from dynamo_generation.answers.render import encode
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
 from dynamo_generation.prompts.prompt_room import PromptRoom
-from dynamo_generation.requests import end_user as asking
-from dynamo_generation.requests import fields
+from dynamo_generation.requests import end_user, fields
 
 from dynamo_plugin_frontend_openai.scoring_request import (
     PairsRequest,
@@ -31,7 +30,7 @@ class _Scoring(ModelEndpoint[ParsedT]):
     """What both routes do. The model's card calls what they ask for as the engine's capability is called."""
 
     PASSIVE = fields.SCORING
-    USER = asking.USER
+    USER = end_user.USER
 
     def check_model(self, model: ServedModel) -> None:
         """Checks that the engine can do it, whatever else the card says.

@@ -16,8 +16,7 @@ from dynamo_generation.endpoints.generation import Renderer
 from dynamo_generation.endpoints.token_count_route import CountingEndpoint
 from dynamo_generation.endpoints.translated import TranslatedRequest
 from dynamo_generation.prompts.preprocess import Prompt
-from dynamo_generation.requests import end_user as asking
-from dynamo_generation.requests import fields
+from dynamo_generation.requests import end_user, fields
 from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_responses.memory import Recalled, ResponseMemory
@@ -70,8 +69,8 @@ class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
     MODEL_TYPE = CHAT
     BODY: ClassVar[type[InputTokensRequest]] = ResponsesRequest
     PASSIVE = fields.RESPONSES
-    USER = asking.USER
-    SESSION = asking.RESPONSES_SESSION
+    USER = end_user.USER
+    SESSION = end_user.RESPONSES_SESSION
     ID_PREFIX = ID_PREFIX
     DONE = b""
 

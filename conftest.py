@@ -1,4 +1,4 @@
-"""What every test of the tree needs, and small distributions on disk as an installer would have written them."""
+"""Fixtures of every test of the tree, and small distributions on disk as an installer would have written them."""
 
 from __future__ import annotations
 

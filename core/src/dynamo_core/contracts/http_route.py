@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dynamo_core.errors import Problem
 
 if TYPE_CHECKING:
-    # Whoever only describes routes needs no web server.
+    # A module that only describes routes needs no web server.
     from aiohttp import web
 
 HttpHandler: TypeAlias = "Callable[[web.Request], Awaitable[web.StreamResponse]]"

@@ -1,4 +1,4 @@
-"""Where plugins register metrics: a scope with common labels, made by the framework and served on /metrics."""
+"""The scope in which a plugin registers metrics: common labels, made by the framework and served on /metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    # Whoever only counts needs no registry.
+    # A plugin that only counts needs no registry.
     from prometheus_client import CollectorRegistry
 
 ChildT = TypeVar("ChildT", covariant=True)

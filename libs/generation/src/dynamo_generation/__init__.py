@@ -1,1 +1,1 @@
-"""What every API shares: from a parsed request to the events of an answer, which each API writes in its own shape."""
+"""The way from a parsed request to the events of an answer, which every API shares and words in its own shape."""

@@ -11,7 +11,7 @@ Path = Annotated[str, Field(pattern=r"^/[^{}\s?#]*[^/{}\s?#]$")]
 
 
 class GenerationConfig(PluginConfig):
-    """How requests are read and answered."""
+    """Settings of reading requests and writing answers."""
 
     unknown_fields: Literal["refuse", "ignore"] = Field(
         default="refuse",

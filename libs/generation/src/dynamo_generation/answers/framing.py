@@ -1,4 +1,4 @@
-"""How the items of a stream are told apart: as events, or as lines of JSON."""
+"""The framing of a stream: its items are events, or lines of JSON."""
 
 from __future__ import annotations
 

@@ -37,6 +37,8 @@ from dynamo_core.protocol import Annotated, ModelCard, RequestRecord
 from dynamo_core.protocol.output import merge_outputs
 from dynamo_generation.api import Generation
 from dynamo_http import Listener
+from dynamo_http.auth import ApiKeys
+from dynamo_http.settings import AuthSettings
 from dynamo_plugin_frontend_anthropic.frontend import AnthropicFrontend
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 from dynamo_plugin_frontend_responses.frontend import ResponsesFrontend
@@ -511,6 +513,19 @@ async def server(cold_server: Server, template: str | None) -> Server:
     else:
         model = cold_server.add_model(files={"chat_template.jinja": template.encode()})
         model.parsers = Parsers(HermesParser, ThinkParser)
+    await cold_server.start()
+    return cold_server
+
+
+@pytest.fixture
+async def guarded(cold_server: Server, keys: AuthSettings) -> Server:
+    """A server that asks for one of the `keys` of a module, with the models ``m`` and ``secret``."""
+    known = ApiKeys.load(keys, {})
+    assert known is not None
+    cold_server.protect = known.protect
+    for name in ("m", "secret"):
+        model = cold_server.add_model(name)
+        model.script = lambda call: call.finish(text="yes")
     await cold_server.start()
     return cold_server
 

@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 from dynamo_core import Principal
-from dynamo_http.auth import ApiKeys, hash_of, new_key
+from dynamo_http.auth import hash_of, new_key
 from dynamo_http.settings import AuthSettings
 from dynamo_runtime.telemetry.access_log import fields
 
@@ -25,16 +25,8 @@ KEYS = AuthSettings.model_validate(
 
 
 @pytest.fixture
-async def guarded(cold_server: Any) -> Any:
-    """A server with keys, and the models ``m`` and ``secret``."""
-    keys = ApiKeys.load(KEYS, {})
-    assert keys is not None
-    cold_server.protect = keys.protect
-    for name in ("m", "secret"):
-        model = cold_server.add_model(name)
-        model.script = lambda call: call.finish(text="yes")
-    await cold_server.start()
-    return cold_server
+def keys() -> AuthSettings:
+    return KEYS
 
 
 class Clients:

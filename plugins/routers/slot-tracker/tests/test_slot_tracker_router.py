@@ -523,6 +523,8 @@ async def placed(house: House, router: SlotTrackerRouter, number: int) -> list[A
 
 async def hurry(router: SlotTrackerRouter) -> None:
     """From now on the service is given up soon. Before, it has the time that a busy machine may need."""
+    # A call whose answer is still under way would fail with its connection, and count as a service that is away.
+    await router._reservations._changed.join()
     router._client._timeout = aiohttp.ClientTimeout(total=0.2)
     await router._client.aclose()
 

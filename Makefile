@@ -9,8 +9,11 @@ STAMPS := .stamps
 # Entry points are read at install: a changed manifest means installing again.
 MANIFESTS := $(wildcard core/pyproject.toml runtime/pyproject.toml libs/*/pyproject.toml plugins/*/*/pyproject.toml)
 DISTRIBUTIONS := core runtime $(patsubst %/pyproject.toml,%,$(wildcard libs/*/pyproject.toml plugins/*/*/pyproject.toml))
-# `dynamo top` draws with textual, an extra of the feed.
-SERVED := $(patsubst %/feed,%/feed[top],$(DISTRIBUTIONS))
+# Distributions of this tree, and extras of them by name, as a file of requirements: on a command line pip looks for the names first,
+# and asks an index for them. `dynamo top` draws with textual, an extra of the feed.
+COMMA := ,
+REQUIREMENTS = <(printf '%s\n' $(1:%="-e ./%") $(2:%="%"))
+SERVED = -r $(call REQUIREMENTS,$(patsubst %/feed,%/feed[top],$(DISTRIBUTIONS)),dynamo-runtime[text$(COMMA)uvloop])
 SOURCES := core runtime libs plugins tests benchmarks examples
 
 # The first interpreter that is new enough and really runs (version managers leave launchers that do not).
@@ -65,7 +68,7 @@ $(BIN)/python:
 
 $(STAMPS)/serve: $(BIN)/python $(MANIFESTS)
 	@$(AGAIN)
-	@$(INSTALL) --no-build-isolation $(patsubst %,-e "./%",$(SERVED)) "dynamo-runtime[text,uvloop]" $(SHOWN)
+	@$(INSTALL) --no-build-isolation $(SERVED) $(SHOWN)
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: $(BIN)/python $(MANIFESTS) requirements-dev.txt
@@ -97,7 +100,7 @@ test-chaos: $(STAMPS)/dev ## Everything that can go wrong with processes, wires,
 	@exec $(BIN)/python -m pytest -m "full or not full" $(CHAOS) $(ARGS)
 
 # Libraries of real engines are too heavy for the environment of all other tests: each has one of its own.
-REAL_DISTRIBUTIONS := $(addprefix -e ./,$(DISTRIBUTIONS)) "dynamo-runtime[text]" "dynamo-testing[pytest]"
+REAL_DISTRIBUTIONS = -r $(call REQUIREMENTS,$(DISTRIBUTIONS),dynamo-runtime[text] dynamo-testing[pytest])
 PIP := -m pip install --quiet --disable-pip-version-check
 
 $(STAMPS)/transformers: $(MANIFESTS)
@@ -179,7 +182,7 @@ $(STAMPS)/vllm: $(foreach part,core runtime $(VLLM_PARTS),$(part)/pyproject.toml
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps nixl==1.5.1 nixl-cu12==1.5.1
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check $(BUILD_TOOLS) $$(grep -E '^(pytest|pytest-asyncio|pytest-timeout|pytest-xdist|hypothesis)==' requirements-dev.txt)
 	@$(VLLM_BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
-		-e ./core -e ./runtime $(addprefix -e ./,$(VLLM_PARTS)) "dynamo-runtime[text,uvloop]" "dynamo-testing[pytest]"
+		-r $(call REQUIREMENTS,core runtime $(VLLM_PARTS),dynamo-runtime[text$(COMMA)uvloop] dynamo-testing[pytest])
 	@mkdir -p $(STAMPS) && touch $@
 
 # vLLM leaves things open that Python warns of when the tests have ended.

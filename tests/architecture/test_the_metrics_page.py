@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from scripts import metrics_page
-from scripts.metrics_page import declarations, page
-from scripts.metrics_page.declarations import Declaration
-from scripts.metrics_page.page import Undocumented
-from scripts.metrics_page.prose import Group
+from scripts.pages import metrics as metrics_page
+from scripts.pages.metrics import declarations, page
+from scripts.pages.metrics.declarations import Declaration
+from scripts.pages.metrics.page import Undocumented
+from scripts.pages.metrics.prose import Group
 from tests.architecture.metrics_page import PAGE, ROOT, rows
 
 #: Where metrics are named: pages, dashboards, alerts, and examples of them.

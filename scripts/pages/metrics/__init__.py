@@ -1,11 +1,11 @@
-"""Makes docs/reference/metrics.md from the metrics that the code declares: ``python -m scripts.metrics_page``."""
+"""Makes docs/reference/metrics.md from the metrics that the code declares: ``python -m scripts.pages.metrics``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.metrics_page.declarations import recorded, sources, unreached
-from scripts.metrics_page.page import Undocumented, text
+from scripts.pages.metrics.declarations import recorded, sources, unreached
+from scripts.pages.metrics.page import Undocumented, text
 
 ROOT = Path(__file__).parents[2]
 PAGE = "docs/reference/metrics.md"
@@ -21,6 +21,6 @@ def made() -> str:
     if missed := unreached(sources(ROOT), declarations):
         places = ", ".join(f"{path.relative_to(ROOT)}:{line}" for path, line in missed)
         raise Undocumented(
-            f"{places} declare metrics, and no deployment of scripts/metrics_page/declarations.py goes there"
+            f"{places} declare metrics, and no deployment of scripts/pages/metrics/declarations.py goes there"
         )
     return text(declarations)

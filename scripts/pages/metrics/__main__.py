@@ -1,12 +1,12 @@
-"""``python -m scripts.metrics_page`` writes docs/reference/metrics.md."""
+"""``python -m scripts.pages.metrics`` writes docs/reference/metrics.md."""
 
 from __future__ import annotations
 
 import logging
 import sys
 
-from scripts.metrics_page import PAGE, ROOT, made
-from scripts.metrics_page.page import Undocumented
+from scripts.pages.metrics import PAGE, ROOT, made
+from scripts.pages.metrics.page import Undocumented
 
 if __name__ == "__main__":
     # The deployments warn of the servers that are not there.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 INTRODUCTION = """# Metrics
 
 This page has every metric of the tree, as `GET /metrics` shows it; [Telemetry](telemetry.md#metrics) has the addresses.
-`python -m scripts.metrics_page` makes it from the code, and a test fails where the two differ.
+`python -m scripts.pages.metrics` makes it from the code, and a test fails where the two differ.
 
 - A frontend has a page of metrics, and so has each worker process. Where everything runs in one process, one page has
   those of both.

@@ -1,4 +1,4 @@
-"""Makes docs/reference/metrics.md from the metrics that the code declares: ``python -m scripts.pages.metrics``."""
+"""Makes the tables of docs/reference/metrics.md from the metrics that the code declares."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from pathlib import Path
 from scripts.pages.metrics.declarations import recorded, sources, unreached
 from scripts.pages.metrics.page import Undocumented, text
 
-ROOT = Path(__file__).parents[2]
-PAGE = "docs/reference/metrics.md"
+ROOT = Path(__file__).parents[3]
 
 
 def made() -> str:
-    """The page as the code has it now.
+    """Return the tables as the code has them now.
 
     Raises:
-        Undocumented: a metric cannot be documented; says why, and what to do.
+        Undocumented: A metric cannot be documented; says why, and what to do.
     """
     declarations = recorded()
     if missed := unreached(sources(ROOT), declarations):

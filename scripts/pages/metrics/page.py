@@ -1,4 +1,4 @@
-"""The page: a table of metrics for each group, and one of labels."""
+"""The tables: metrics by group, and labels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.pages.metrics.declarations import FRONTEND, PREFIX, SLOT_TRACKER, WORKER, Declaration
-from scripts.pages.metrics.prose import GROUPS, INTRODUCTION, LABELS, Group
+from scripts.pages.metrics.prose import GROUPS, LABELS, Group
 
-COMMAND = "python -m scripts.pages.metrics"
+COMMAND = "python -m scripts.pages"
 
 #: What `http.metrics_prefix` is, unless it is set.
 DEFAULT_PREFIX = "dynamo_frontend"
@@ -97,7 +97,7 @@ def _terms(metric: Metric) -> tuple[object, ...]:
 def text(
     declarations: Sequence[Declaration], groups: Sequence[Group] = GROUPS, meanings: Mapping[str, str] = LABELS
 ) -> str:
-    """The page; `meanings` are those of labels.
+    """The tables; `meanings` are those of labels.
 
     Raises:
         Undocumented: a metric has no unit or no group, a label no meaning, or the other way round.
@@ -111,7 +111,7 @@ def text(
         for metric in every
         if metric.name.startswith(DEFAULT_PREFIX) and not metric.declarations[0].name.startswith(PREFIX)
     ]
-    parts = [INTRODUCTION.format(fixed=" and ".join(fixed))]
+    parts = [f"`http.metrics_prefix` replaces `{DEFAULT_PREFIX}` in all names but {' and '.join(fixed)}.\n"]
     parts += [_section(group, rows) for group, rows in grouped.items()]
     return "\n".join([*parts, _labels(every, meanings)])
 
@@ -122,7 +122,8 @@ def _group(metric: Metric, among: Sequence[Group]) -> Group:
     group = groups.pop()
     if group is None or groups:
         raise Undocumented(
-            f"{metric.name} must have one group: scripts/pages/metrics/prose.py has none or several for {sorted(places)}"
+            f"{metric.name} must have one group: GROUPS of scripts/pages/metrics/prose.py has none or several for "
+            f"{sorted(places)}"
         )
     return group
 

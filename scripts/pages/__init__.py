@@ -15,13 +15,19 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.pages import configuration, metrics
+from scripts.pages import configuration, contracts, engine, kits, metrics
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m scripts.pages"
 
 #: How the text of a section is made, by the section's name.
-SECTIONS: Mapping[str, Callable[[], str]] = {**configuration.SECTIONS, "metrics": metrics.made}
+SECTIONS: Mapping[str, Callable[[], str]] = {
+    **configuration.SECTIONS,
+    **contracts.SECTIONS,
+    **engine.SECTIONS,
+    **kits.SECTIONS,
+    "metrics": metrics.made,
+}
 
 _MADE = re.compile(r"^<!-- made: (\S+) -->\n(.*?)^<!-- end: \1 -->$", re.MULTILINE | re.DOTALL)
 

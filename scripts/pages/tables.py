@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
-
-#: A field or a constant with the comment above it.
-_COMMENTED = re.compile(r"((?:^ *#: .*\n)*)^ *(\w+)(?::| =)", re.MULTILINE)
+from collections.abc import Iterable, Iterator, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -21,9 +18,32 @@ def code(text: object) -> str:
     return f"`{text}`"
 
 
-def comments(cls: type) -> dict[str, str]:
-    """Return the comment that begins with ``#:`` above each field of a class, in the order of the fields."""
-    return {
-        name: " ".join(comment.replace("#:", "").split())
-        for comment, name in _COMMENTED.findall(inspect.getsource(cls))
-    }
+def comments(cls: type) -> Iterator[tuple[list[str], str]]:
+    """Yield the fields of a class with the comment above them, ``#: …``, which holds for all up to the next one."""
+    names: list[str] = []
+    comment = ""
+    for line in inspect.getsource(cls).splitlines():
+        if line.startswith("    #: "):
+            if names:
+                yield names, comment.strip()
+                names, comment = [], ""
+            comment += line.removeprefix("    #:").replace("``", "`")
+        elif comment and (field := re.match(r"    (\w+)(?:: | = )", line)):
+            names.append(field[1])
+        elif comment and names and (not line or line.startswith(("    def ", "    async ", "    @"))):
+            yield names, comment.strip()
+            names, comment = [], ""
+    if names:
+        yield names, comment.strip()
+
+
+def field_rows(cls: type) -> Iterator[tuple[str, str]]:
+    """Yield a row with the names and the meaning of the fields of a class that share a comment."""
+    for names, comment in comments(cls):
+        yield ", ".join(map(code, names)), comment.strip()
+
+
+def described(documented: object) -> str:
+    """Return a docstring as one line, without the section of what is raised."""
+    text = (inspect.getdoc(documented) or "").partition("\nRaises:")[0]
+    return " ".join(text.replace("``", "`").split())

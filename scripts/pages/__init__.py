@@ -15,13 +15,14 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.pages import configuration, contracts, engine, kits, metrics
+from scripts.pages import api, configuration, contracts, engine, kits, metrics
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m scripts.pages"
 
 #: How the text of a section is made, by the section's name.
 SECTIONS: Mapping[str, Callable[[], str]] = {
+    **api.SECTIONS,
     **configuration.SECTIONS,
     **contracts.SECTIONS,
     **engine.SECTIONS,

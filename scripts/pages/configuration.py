@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
-from dynamo_plugin_admission_rate_limit.config import RateLimitConfig
+from dynamo_plugin_admission_fair_queue.config import FairQueueConfig, TenantSettings
+from dynamo_plugin_admission_rate_limit.config import RateLimitConfig, RuleSettings
+from dynamo_plugin_frontend_responses.config import ResponsesConfig
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_runtime.settings import FLAGS, config_schema
 from dynamo_runtime.settings.model import LIVE_KEYS
+from pydantic import BaseModel
 
 from scripts.pages.tables import code, table
 
@@ -75,4 +78,31 @@ def _flags() -> str:
     )
 
 
-SECTIONS = {"settings": _settings, "live-keys": _live_keys, "flags": _flags}
+def _plugin(config: type[BaseModel], start: str = "") -> str:
+    """Return the table of a plugin's own keys that begin so."""
+    schema = config.model_json_schema(by_alias=True)
+
+    def row(name: str, field: dict[str, Any]) -> tuple[str, str, str]:
+        default = json.dumps(field["default"]) if "default" in field else "–"
+        return code(name), code(default), field["description"]
+
+    rows = (row(name, field) for name, field in schema["properties"].items() if name.startswith(start))
+    return table(("Key", "Default", "Meaning"), rows)
+
+
+def _rule() -> str:
+    schema = RuleSettings.model_json_schema()["properties"]
+    own = [name for name in schema if name not in RateLimitConfig.model_fields]
+    return table(("Key", "Meaning"), ((code(name), schema[name]["description"]) for name in own))
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "settings": _settings,
+    "live-keys": _live_keys,
+    "flags": _flags,
+    "settings-fair-queue": partial(_plugin, FairQueueConfig),
+    "settings-tenant": partial(_plugin, TenantSettings),
+    "settings-rate-limit": partial(_plugin, RateLimitConfig),
+    "settings-rule": _rule,
+    "settings-response-store": partial(_plugin, ResponsesConfig, "response_store_"),
+}

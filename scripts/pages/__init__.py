@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.pages import api, configuration, contracts, engine, kits, metrics
+from scripts.pages import api, configuration, contracts, engine, kits, metrics, tree
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m scripts.pages"
@@ -27,6 +27,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     **contracts.SECTIONS,
     **engine.SECTIONS,
     **kits.SECTIONS,
+    **tree.SECTIONS,
     "metrics": metrics.made,
 }
 

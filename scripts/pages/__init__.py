@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.pages import api, configuration, contracts, engine, kits, metrics, tree
+from scripts.pages import api, commands, configuration, contracts, engine, kits, metrics, tree
 
 ROOT = Path(__file__).parents[2]
 COMMAND = "python -m scripts.pages"
@@ -23,6 +23,7 @@ COMMAND = "python -m scripts.pages"
 #: How the text of a section is made, by the section's name.
 SECTIONS: Mapping[str, Callable[[], str]] = {
     **api.SECTIONS,
+    **commands.SECTIONS,
     **configuration.SECTIONS,
     **contracts.SECTIONS,
     **engine.SECTIONS,

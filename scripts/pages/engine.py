@@ -15,7 +15,6 @@ from dynamo_core.contracts import engine as contract
 from dynamo_core.contracts.engine import RuntimeOptions
 from dynamo_core.protocol import output, request
 from dynamo_runtime.args import CommonArgs
-from dynamo_testing.command import engine as command
 from dynamo_testing.engine.checks import CHECKS
 from dynamo_testing.engine_kit import EngineConformance
 
@@ -114,17 +113,6 @@ def _failures() -> str:
     return table(("Check", "Failure", "Meaning", "Remedy"), rows)
 
 
-def _options() -> str:
-    rows = []
-    for parameter in command.params:
-        if option := next((one for one in parameter.opts if one.startswith("--")), None):
-            known: dict[str, Any] = parameter.to_info_dict()
-            unset = known["multiple"] or known["default"] in (None, False)
-            default = _default(dataclasses.MISSING if unset else known["default"])
-            rows.append((code(option), default, str(known["help"])))
-    return table(("Option", "Default", "Meaning"), rows)
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
     "contexts": _contexts,
     "worker-config": partial(_defaults, WorkerConfig),
@@ -135,7 +123,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "request-groups": _groups,
     "output": partial(_struct, output.LLMEngineOutput),
     "engine-flags": _flags,
-    "conformance-options": _options,
     "conformance-attributes": partial(_defaults, EngineConformance),
     "conformance-checks": _checks,
     "conformance-failures": _failures,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 
 import dynamo_testing
 from dynamo_testing.admission_kit import AdmissionKit
@@ -65,4 +66,13 @@ def _attributes() -> str:
     )
 
 
-SECTIONS = {"kits": _kits, "kit-attributes": _attributes}
+def _router_checks() -> str:
+    names = [name for base in RouterKit.__mro__ for name in vars(base) if name.startswith("test_")]
+    return "".join(f"- {name.removeprefix('test_').replace('_', ' ')}\n" for name in names)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "kits": _kits,
+    "kit-attributes": _attributes,
+    "router-checks": _router_checks,
+}

@@ -44,6 +44,5 @@ def field_rows(cls: type) -> Iterator[tuple[str, str]]:
 
 
 def described(documented: object) -> str:
-    """Return a docstring as one line, without the section of what is raised."""
-    text = (inspect.getdoc(documented) or "").partition("\nRaises:")[0]
-    return " ".join(text.replace("``", "`").split())
+    """Return a docstring as one line."""
+    return " ".join((inspect.getdoc(documented) or "").replace("``", "`").split())

@@ -1,4 +1,4 @@
-"""The sections of docs/reference/kits.md: the kits, and the attributes of their classes."""
+"""The sections on testing: the kits, the attributes of their classes, and faults."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dynamo_testing.discovery_kit import DiscoveryKit
 from dynamo_testing.engine_kit import EngineConformance
 from dynamo_testing.events_kit import EventsKit
 from dynamo_testing.extension_kit import ExtensionKit
+from dynamo_testing.faults import Fault, kinds
 from dynamo_testing.frontend_kit import FrontendKit
 from dynamo_testing.parser_kit import ReasoningParserKit, ToolParserKit
 from dynamo_testing.response_store_kit import ResponseStoreKit
@@ -20,7 +21,7 @@ from dynamo_testing.router_kit import RouterKit
 from dynamo_testing.transport.damage import DamageChecks
 from dynamo_testing.transport_kit import TransportKit
 
-from scripts.pages.tables import code, field_rows, table
+from scripts.pages.tables import code, described, field_rows, table
 
 KITS: dict[type, str] = {
     EngineConformance: "engine",
@@ -71,8 +72,21 @@ def _router_checks() -> str:
     return "".join(f"- {name.removeprefix('test_').replace('_', ' ')}\n" for name in names)
 
 
+def _faults() -> str:
+    def row(kind: type[Fault]) -> tuple[str, str]:
+        arguments = ", ".join(
+            name if parameter.default is parameter.empty else f"{name}={parameter.default}"
+            for name, parameter in inspect.signature(kind).parameters.items()
+        )
+        return code(f"{kind.__name__}({arguments})"), described(kind)
+
+    shipped = (kind for kind in Fault.__subclasses__() if kind.__module__ == kinds.__name__)
+    return table(("Fault", "Effect"), map(row, shipped))
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "kits": _kits,
     "kit-attributes": _attributes,
     "router-checks": _router_checks,
+    "faults": _faults,
 }

@@ -80,7 +80,8 @@ def _faults() -> str:
         )
         return code(f"{kind.__name__}({arguments})"), described(kind)
 
-    shipped = (kind for kind in Fault.__subclasses__() if kind.__module__ == kinds.__name__)
+    classes = (kind for kind in vars(kinds).values() if inspect.isclass(kind) and kind.__module__ == kinds.__name__)
+    shipped = (kind for kind in classes if issubclass(kind, Fault) and kind is not Fault)
     return table(("Fault", "Effect"), map(row, shipped))
 
 

@@ -225,19 +225,25 @@ class LLMEngine(Plugin, ABC):
 
     @abstractmethod
     async def cleanup(self) -> None:
-        """Releases everything. Safe twice, after a `start` that failed or was cancelled, and without one.
+        """Release everything. Safe twice, after a `start` that failed or was cancelled, and without one.
 
         The worker calls it exactly once.
         """
 
     async def abort(self, ctx: EngineContext) -> None:
-        """Called at most once per request, only when its caller gave up explicitly. Does nothing by default."""
+        """Abort a request; called at most once for each, only when its caller gave up explicitly.
+
+        Do nothing by default.
+        """
 
     async def drain(self) -> None:
-        """Called once before `cleanup`, after the last new request. A failure is logged. Does nothing by default."""
+        """Finish what runs; called once before `cleanup`, after the last new request. Do nothing by default.
+
+        A failure is logged.
+        """
 
     async def died(self) -> str:
-        """Returns the reason once the engine has died by itself.
+        """Return the reason once the engine has died by itself.
 
         The worker then leaves discovery, cleans up and ends with exit code 1. Awaited once from the end of `start` on,
         and cancelled when the worker stops. For engines that run in other processes, for example. By default it never
@@ -247,15 +253,15 @@ class LLMEngine(Plugin, ABC):
         return ""
 
     async def setup_metrics(self, metrics: MetricsScope) -> None:
-        """Called once after `start`: register the engine's own metrics here. Does nothing by default.
+        """Register the engine's own metrics; called once after `start`. Do nothing by default.
 
         The worker's labels are on all of them. `metrics.bridge` shows the registry of a library.
         """
 
     async def kv_event_sources(self) -> Sequence[KvEventSource]:
-        """Called once after `setup_metrics`: one source per rank whose cache routers may know. None by default.
+        """Return one source per rank whose cache routers may know; called once after `setup_metrics`.
 
-        Not called if `WorkerConfig.enable_kv_routing` is off.
+        None by default. Not called if `WorkerConfig.enable_kv_routing` is off.
         """
         return ()
 
@@ -276,7 +282,7 @@ class LLMEngine(Plugin, ABC):
         raise NotSupported(f"engine {self.NAME!r} does not report progress")
 
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
-        """Embeds token ids, or the client's body with `model_input: text`.
+        """Embed token ids, or the client's body with `model_input: text`.
 
         Only called if the capability `EMBED` is declared.
         """

@@ -172,7 +172,7 @@ class Extension(Plugin, AsyncResource):
         return task
 
     async def aclose(self) -> None:
-        """Stops background work. Safe twice, and without `start`. An override calls ``await super().aclose()`` too."""
+        """Stop background work. Safe twice, and without `start`. An override calls ``await super().aclose()`` too."""
         await self._tasks.aclose()
 
     def _ended(self, task: asyncio.Task[None]) -> None:

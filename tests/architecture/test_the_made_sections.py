@@ -8,6 +8,23 @@ from pathlib import Path
 import pytest
 
 from scripts.pages import COMMAND, ROOT, SECTIONS, filled, pages
+from scripts.pages.tables import field_rows
+
+
+class Shown:
+    """A class whose fields a page shows."""
+
+    #: How many jobs run, and
+    #: how many wait.
+    running: int = 0
+    waiting: int = 0
+    #: The name of the ``queue``.
+    name = "first"
+
+    def close(self) -> None:
+        """Close the queue."""
+        hidden = 1
+        assert hidden
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
@@ -26,3 +43,10 @@ def test_every_section_is_on_one_page() -> None:
 
     assert {name: text.count(f"<!-- made: {name} -->") for name in SECTIONS} == dict.fromkeys(SECTIONS, 1)
     assert text.count("<!-- made: ") == len(SECTIONS)
+
+
+def test_fields_share_the_comment_above_them() -> None:
+    assert list(field_rows(Shown)) == [
+        ("`running`, `waiting`", "How many jobs run, and how many wait."),
+        ("`name`", "The name of the `queue`."),
+    ]

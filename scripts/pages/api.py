@@ -7,11 +7,11 @@ import json
 import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dynamo_generation.bodies import limits
-from dynamo_generation.requests import fields
 from dynamo_runtime.assembly.application import Application
 from dynamo_runtime.assembly.roles import role_of
 from dynamo_runtime.settings import load_settings
@@ -19,60 +19,75 @@ from dynamo_testing.ports import free_port
 
 from scripts.pages.tables import code, table
 
-#: A deployment with every API and with operators' routes on a listener of their own.
+#: A deployment with operators' routes on a listener of their own. The API of Ollama has a page of its own.
 _EVERYTHING = """
 frontend: [{use: openai, port: %d, response_store: {use: memory}}, {use: responses}, {use: anthropic}]
 admin: {port: %d}
 client: {drain_grace: 0, shutdown_timeout: 1}
 workers: {mock: {model: {name: mock-model}, engine: {use: mocker}, grace_period: 0}}
 """
-#: The tables of fields that have no effect, by the requests that have them.
-PASSIVE: dict[str, Mapping[str, fields.Accepts]] = {
-    "chat": fields.CHAT,
-    "completions": fields.COMPLETIONS,
-    "scores": fields.SCORING,
-    "Messages": fields.MESSAGES,
-    "Responses": fields.RESPONSES,
-    "Ollama chat": fields.OLLAMA_CHAT,
-    "Ollama generate": fields.OLLAMA_GENERATE,
-    "Ollama `options`": fields.OLLAMA_OPTIONS,
-    "tokenize": fields.TOKENIZE,
+#: The requests whose fields the page lists, by the name of their schema.
+REQUESTS = {
+    "ChatRequest": "chat",
+    "CompletionRequest": "completions",
+    "EmbeddingRequest": "embeddings",
+    "PairsRequest": "scores",
+    "RerankRequest": "rerank",
+    "MessagesRequest": "Messages",
+    "RememberedRequest": "Responses",
+    "TokenizeRequest": "tokenize",
 }
 _TYPES = {"string": "a text", "object": "an object of texts", "array": "a list"}
 
 
-def _routes() -> str:
-    public, admin = free_port(), free_port()
+@cache
+def described() -> dict[str, dict[str, Any]]:
+    """Return the description of each listener, OpenAPI 3.1."""
+    ports = {"public": free_port(), "operators": free_port()}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
-        path.write_text(_EVERYTHING % (public, admin))
-        described = asyncio.run(_described(path, {"public": public, "operators": admin}))
-    rows: dict[tuple[str, str], list[str]] = {}
-    for listener, paths in described.items():
-        for route, methods in paths.items():
-            for method, operation in methods.items():
-                rows.setdefault((f"`{method.upper()} {route}`", operation["summary"]), []).append(listener)
-    return table(("Route", "Answer", "Listener"), ((*row, ", ".join(listeners)) for row, listeners in rows.items()))
+        path.write_text(_EVERYTHING % tuple(ports.values()))
+        return asyncio.run(_described(path, ports))
 
 
 async def _described(config: Path, ports: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     loaded = load_settings(config, env={})
     async with Application(loaded, role_of(loaded.settings, None)) as application:
         await application.start()
-        return {name: await asyncio.to_thread(_paths, port) for name, port in ports.items()}
+        return {name: await asyncio.to_thread(_fetched, port) for name, port in ports.items()}
 
 
-def _paths(port: int) -> dict[str, Any]:
+def _fetched(port: int) -> dict[str, Any]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/openapi.json", timeout=10) as answer:
-        paths: dict[str, Any] = json.load(answer)["paths"]
-    return paths
+        return dict(json.load(answer))
+
+
+def _routes() -> str:
+    rows: dict[tuple[str, str], list[str]] = {}
+    for listener, document in described().items():
+        for route, methods in document["paths"].items():
+            for method, operation in methods.items():
+                rows.setdefault((code(f"{method.upper()} {route}"), operation["summary"]), []).append(listener)
+    return table(("Route", "Answer", "Listener"), ((*row, ", ".join(listeners)) for row, listeners in rows.items()))
+
+
+def fields(schema: str) -> dict[str, dict[str, Any]]:
+    """Return the fields of a schema of the public listener, by name."""
+    properties: dict[str, dict[str, Any]] = described()["public"]["components"]["schemas"][schema]["properties"]
+    return properties
+
+
+def is_passive(field: Mapping[str, Any]) -> bool:
+    """Return whether a field has no effect: its description says that it is accepted, and no more."""
+    return str(field.get("description", "")).startswith("Accepted ")
 
 
 def _passive() -> str:
     rows: dict[tuple[str, str], list[str]] = {}
-    for request, known in PASSIVE.items():
-        for name, accepts in known.items():
-            rows.setdefault((code(name), values_of(accepts)), []).append(request)
+    for schema, request in REQUESTS.items():
+        for name, field in fields(schema).items():
+            if is_passive(field):
+                rows.setdefault((code(name), values_of(field)), []).append(request)
     sharing: dict[tuple[str, str], list[str]] = {}
     for (name, values), requests in rows.items():
         sharing.setdefault((values, ", ".join(requests)), []).append(name)
@@ -82,17 +97,14 @@ def _passive() -> str:
     )
 
 
-def values_of(accepts: fields.Accepts) -> str:
+def values_of(field: Mapping[str, Any]) -> str:
     """Return the values of a field that has no effect, beside null."""
-    schema = fields.schema_of(accepts)
-    if "enum" in schema:
-        values = [code(json.dumps(value)) for value in schema["enum"] if value is not None]
+    if "enum" in field:
+        values = [code(json.dumps(value)) for value in field["enum"] if value is not None]
         return ", ".join(values) or "only `null`"
-    if not schema:
-        return "any"
-    if "items" in schema:
-        return "a list of " + ", ".join(map(code, sorted(schema["items"]["enum"])))
-    return _TYPES[schema["type"][0]]
+    if "enum" in field.get("items", ()):
+        return "a list of " + ", ".join(map(code, sorted(field["items"]["enum"])))
+    return _TYPES[field["type"][0]] if isinstance(field.get("type"), list) else "any"
 
 
 def _limits() -> str:

@@ -8,7 +8,8 @@ It reads the sources and imports none of them, so that it counts any commit. Wha
 - The *product* is core, runtime, libs and plugins as they ship, with the kits. *Tests* are theirs, and those across all
   of them.
 - A *folder* holds the modules that lie in it, its ``__init__.py`` among them.
-- *Words* of docs are those of the pages below ``docs``.
+- *Words* of docs are those that are written by hand in the pages below ``docs``. The sections that `scripts.pages`
+  makes from the code, which stand between ``<!-- made: NAME -->`` and ``<!-- end: NAME -->``, do not count.
 - The *length* of a function goes from its `def` to its last line; its decorators and docstring do not count.
 - A *pair* is two files that share six or more lines in a row, or one that repeats itself: `tests.architecture.repeats`.
 - *Names* that plugins import are counted once per module that they come from; those that APIs have from the library of
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import ast
 import os
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -34,6 +36,8 @@ ROOT = Path(__file__).parents[2]
 PARTS = ("core", "runtime", "libs", "plugins", "tests")
 #: Lines above which a function is long.
 LONG = 60
+#: A section of a page that is made from the code.
+_MADE = re.compile(r"^<!-- made: (\S+) -->$.*?^<!-- end: \1 -->$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,11 @@ class Checkout:
         self.core, self.runtime, self.libs, self.plugins, self.tests = (parts[name] for name in PARTS)
         self.product = self.core + self.runtime + self.libs + self.plugins
         self._sources = self.product + self.tests + parts["elsewhere"]
-        self.words = sum(len(page.read_text().split()) for page in (root / "docs").rglob("*.md"))
+        self.page_words = {
+            page.relative_to(root): len(_MADE.sub("", page.read_text()).split())
+            for page in sorted((root / "docs").rglob("*.md"))
+        }
+        self.words = sum(self.page_words.values())
 
     @cached_property
     def long_functions(self) -> list[Function]:
@@ -195,6 +203,7 @@ def measures(checkout: Checkout) -> dict[str, int]:
         "statements of the largest plugin": max(checkout.plugin_sizes.values(), default=0),
         "modules of the largest folder": max(checkout.folders.values(), default=0),
         "words of docs": checkout.words,
+        "words of the longest page": max(checkout.page_words.values(), default=0),
         "lines of the longest function": checkout.longest_function.lines,
         "long functions": len(checkout.long_functions),
         "pairs of files that repeat": len(checkout.pairs),

@@ -38,8 +38,8 @@ def run(command: list[str]) -> str:
     ("page", "heading", "said"),
     [
         ("how-to/tools-and-reasoning.md", "Try it", 'weather {"city": "Paris"}\nIt is sunny.\n'),
-        ("reference/api.md", "Messages", "I do not know.\n"),
-        ("reference/api.md", "Responses", "I do not know.\n"),
+        ("reference/messages.md", "Try it", "I do not know.\n"),
+        ("reference/responses.md", "Try it", "I do not know.\n"),
     ],
 )
 def test_the_lines_for_an_sdk_print_the_answer(server: Any, page: str, heading: str, said: str) -> None:
@@ -52,8 +52,8 @@ def test_the_lines_for_an_sdk_print_the_answer(server: Any, page: str, heading: 
     ("page", "heading", "said"),
     [
         ("how-to/tools-and-reasoning.md", "Try it", '"name":"weather"'),
-        ("reference/api.md", "Messages", '"text":"I do not know."'),
-        ("reference/api.md", "Responses", '"text":"I do not know."'),
+        ("reference/messages.md", "Try it", '"text":"I do not know."'),
+        ("reference/responses.md", "Try it", '"text":"I do not know."'),
     ],
 )
 def test_the_command_beside_them_is_answered(server: Any, page: str, heading: str, said: str) -> None:

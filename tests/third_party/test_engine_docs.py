@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -54,29 +53,6 @@ def steps() -> Iterator[Step]:
             yield Step("file", renamed(text[file.end() :]), renamed(file[1]))
         elif language in ("sh", "text"):
             yield Step(language, renamed(text))
-
-
-def fragments() -> list[str]:
-    """Pieces of code that explain a file which the page shows as a whole."""
-    return [text for text in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) if text[0] != "#"]
-
-
-def whole_files() -> list[str]:
-    return re.findall(r"^```python\n# file: \S+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
-
-
-@pytest.mark.parametrize("fragment", fragments(), ids=lambda text: text.strip().splitlines()[0])
-def test_what_is_explained_stands_in_a_file_of_the_page(fragment: str) -> None:
-    wanted = textwrap.dedent(fragment)
-
-    assert any(wanted in textwrap.dedent(part) for text in whole_files() for part in _tails(text, fragment))
-
-
-def _tails(text: str, fragment: str) -> Iterator[str]:
-    """Where the first line of the fragment occurs in the text, the lines from there on as far as the fragment goes."""
-    lines, size = text.splitlines(keepends=True), len(fragment.splitlines())
-    for at in range(len(lines)):
-        yield "".join(lines[at : at + size])
 
 
 class Reader:

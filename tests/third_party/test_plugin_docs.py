@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import re
 import sys
 import tomllib
@@ -24,26 +22,12 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.contracts.plugin import KINDS, Plugin
-from dynamo_core.hookspecs import lifecycle, register
-from dynamo_core.plugins.loader import CONTRACTS, PluginLoader
-from dynamo_core.protocol import RequestRecord
+from dynamo_core.plugins.loader import PluginLoader
 from dynamo_runtime.cli.main import cli
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = ("how-to/package-a-plugin.md", "reference/plugins.md")
 PAGE = "".join((REPOSITORY / "docs" / page).read_text() for page in PAGES)
-
-HOOKS = {
-    name: list(inspect.signature(function).parameters)
-    for area in (register, lifecycle)
-    for name, function in vars(area).items()
-    if name.startswith("dynamo_")
-}
-
-
-def table_rows(name: str) -> list[str]:
-    return [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` |")]
 
 
 def snippets() -> list[tuple[str, str]]:
@@ -54,30 +38,6 @@ def snippets() -> list[tuple[str, str]]:
 def renamed(text: str) -> str:
     """The text with names that nobody has installed, so that a plugin made by following the page is not met."""
     return text.replace("hello", "okapi7").replace("counter", "quagga7")
-
-
-@pytest.mark.parametrize("hook", HOOKS)
-def test_every_hook_has_a_row_with_every_parameter(hook: str) -> None:
-    [row] = table_rows(hook)
-
-    for parameter in HOOKS[hook]:
-        assert f"`{parameter}`" in row
-
-
-def test_no_hook_is_described_that_is_not_there() -> None:
-    assert set(re.findall(r"dynamo_(?:register|engine|instance|request)_\w+", PAGE)) == set(HOOKS)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_a_row_with_its_class_hook_and_required_methods(kind: str) -> None:
-    [row] = table_rows(kind)
-
-    if kind in CONTRACTS:
-        contract = CONTRACTS[kind]
-        required = set(re.findall(r"`(\w+)`", row.split("|")[-2]))
-        assert f"`{contract.class_name}`" in row
-        assert f"`{contract.hook}`" in row
-        assert required == getattr(contract.load(), "__abstractmethods__")  # noqa: B009 - unknown to type checkers
 
 
 @pytest.fixture
@@ -200,51 +160,3 @@ def test_the_listening_plugin_of_the_page_counts_requests_and_says_so(
 
     assert shown is not None
     assert caplog.messages == [shown[1]]
-
-
-def fields_listed_after(words: str) -> set[str]:
-    """The names in the first column of the first table after some words."""
-    table = PAGE.split(words, 1)[1].split("| --- |", 1)[1].split("\n\n", 1)[0]
-    cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
-
-
-def test_the_fields_of_a_request_record_are_all_listed() -> None:
-    assert fields_listed_after("is a `RequestRecord`.") == set(RequestRecord.__struct_fields__)
-
-
-def shown_contract(kind: str) -> ast.ClassDef:
-    [text] = re.findall(rf"```python\n# contract: {kind}\n(.*?)```", PAGE, re.DOTALL)
-    [shown] = ast.parse(text).body
-    assert isinstance(shown, ast.ClassDef)
-    return shown
-
-
-@pytest.mark.parametrize("kind", CONTRACTS)
-def test_the_contract_of_each_kind_is_shown_as_it_is(kind: str) -> None:
-    contract = CONTRACTS[kind].load()
-    shown = shown_contract(kind)
-    methods = {node.name: node for node in shown.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-
-    assert shown.name == contract.__name__
-    # What kinds have in common stands in a base of theirs; `wait_for` is called by plugins, and not theirs to write.
-    bases = [base for base in contract.__mro__ if base.__module__.startswith("dynamo_core.contracts.")]
-    assert set(methods) == {
-        name
-        for base in bases
-        if base is not Plugin
-        for name, value in vars(base).items()
-        if inspect.isfunction(value) and (name == "__init__" or not name.startswith("_"))
-    } - {"wait_for"}
-    for name, node in methods.items():
-        real = getattr(contract, name)
-        assert isinstance(node, ast.AsyncFunctionDef) == inspect.iscoroutinefunction(real), name
-        assert bool(node.decorator_list) == getattr(real, "__isabstractmethod__", False), name
-        signature = inspect.signature(real)
-        written = {each.arg: each.annotation and ast.unparse(each.annotation) for each in node.args.args}
-        assert written == {
-            parameter.name: None if parameter.name == "self" else parameter.annotation
-            for parameter in signature.parameters.values()
-        }, name
-        assert node.returns is not None
-        assert ast.unparse(node.returns) == signature.return_annotation, name

@@ -82,7 +82,7 @@ class RuntimeOptions:
     A worker that the command `dynamo` starts ignores them: it has its settings already.
     """
 
-    #: Names of plugins; they win over the file and the environment.
+    #: Names of plugins; they win over file and environment.
     discovery_backend: str | None = None
     request_plane: str | None = None
     event_plane: str | None = None
@@ -99,36 +99,42 @@ class RuntimeOptions:
 class WorkerConfig:
     """Describes to an engine the worker it runs in."""
 
+    #: The model's public name, whatever the engine calls it.
     model_name: str = ""
-    #: A Hugging Face style folder; None means the byte tokenizer and no files.
+    #: A folder in the Hugging Face layout; None means the byte tokenizer and no files.
     model_path: str | None = None
+    #: Another public name, where the engine knows the model by `model_name`.
     served_model_name: str | None = None
+    #: The address of the worker.
     namespace: str = "dynamo"
     component: str = "backend"
     endpoint: str = "generate"
     #: The name of the worker in the config file.
     worker: str = ""
+    #: The requests that the model serves: `chat`, `completions`, `embeddings`, `score`, `rerank`.
     endpoint_types: tuple[str, ...] = ("chat", "completions")
+    #: The role of the worker; `PREFILL` and `DECODE` are the halves.
     disaggregation_mode: DisaggregationMode = DisaggregationMode.AGGREGATED
+    #: How often a request may move to another worker.
     migration_limit: int = 0
     #: Counts the replicas of one worker from 0.
     replica: int = 0
-    #: A file with a chat template, in place of the one in the model's folder.
+    #: A file with a chat template; frontends get it in place of the one in the model's folder.
     custom_jinja_template: str | None = None
-    #: Plugins that frontends read the model's answers with; for the card only. `AUTO_PARSER`: the files of the model's
-    #: folder decide. None and `NO_PARSER`: none.
+    #: Plugins that frontends read the model's answers with; for the card only. `auto`: the files of the model's folder
+    #: decide. None and `none`: no parser.
     tool_call_parser: str | None = AUTO_PARSER
     reasoning_parser: str | None = AUTO_PARSER
     #: Published on the card, for routers that ask workers for the contents of their caches; never true of a decode
     #: worker.
     enable_local_indexer: bool = True
-    #: False: `LLMEngine.kv_event_sources` is not called, so that no router goes by the cache of this worker.
+    #: Whether the worker calls `kv_event_sources`, so that routers can go by its cache.
     enable_kv_routing: bool = True
     #: More labels for all metrics of the worker. Only `run` takes them.
     metrics_labels: Mapping[str, str] = field(default_factory=dict)
-    #: The request to probe the engine with, in place of what the settings or the engine say (docs/reference/worker.md).
+    #: The request of a health probe, in place of that of the settings and of the engine.
     health_check_payload: Mapping[str, Any] | str | None = None
-    #: The process around the engine. Only `run` reads it.
+    #: The process around the engine, as `RuntimeOptions`. Only `run` reads it.
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
 
 
@@ -136,21 +142,30 @@ class WorkerConfig:
 class EngineConfig:
     """The properties of a started engine. Capacities are per data-parallel rank; None means not known."""
 
+    #: The model that the engine has loaded; required, and not empty.
     model: str
+    #: The public name, if the worker config has none; without it that is `model`.
     served_model_name: str | None = None
-    #: "tokens", or "text" for engines that take the client's body and answer with text.
+    #: `tokens`, or `text` for engines that take the client's body and answer with text.
     model_input: str = "tokens"
+    #: Prompt and answer together, in tokens.
     context_length: int | None = None
+    #: Tokens in a KV block, and the number of blocks. Without a block size no router goes by the cache.
     kv_cache_block_size: int | None = None
     total_kv_blocks: int | None = None
+    #: Requests at once, and tokens in one step.
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    #: The number of data-parallel ranks, and the number of the first.
     data_parallel_size: int = 1
     data_parallel_start_rank: int = 0
+    #: Where prefill and decode engines meet; both or none. For engines that use the framework's handshake, not for
+    #: those that move the cache on their own.
     bootstrap_host: str | None = None
     bootstrap_port: int | None = None
     #: Any of `EMBED`, `GUIDED`, `MULTI_CHOICE`, `PROGRESS`, `RERANK`, `SCORE`.
     capabilities: frozenset[str] = frozenset()
+    #: Further data for other processes, on the model card.
     runtime_data: dict[str, Any] = field(default_factory=dict)
 
 
@@ -189,8 +204,9 @@ class LLMEngine(Plugin, ABC):
     async def start(self, worker_id: int) -> EngineConfig:
         """Makes the engine ready; `generate` may be called as soon as this returns.
 
-        `worker_id` is stable for the process and unique among replicas: it is the instance id in discovery. Called
-        once. Heavy imports belong here. When the process is to end it may be cancelled; `cleanup` follows.
+        `worker_id` is opaque, stable for the process and unique among all workers: it is the instance id in discovery.
+        Called once, before registration. Heavy imports belong here. The worker may cancel it when the process is to
+        end; `cleanup` follows.
 
         Raises:
             BackendError: any variant; the process exits with an error and `cleanup` is called.
@@ -203,33 +219,50 @@ class LLMEngine(Plugin, ABC):
         Exactly one item, the last, carries a `finish_reason`; raising a `BackendError` ends the stream too, and keeps
         its type up to the client. Look at ``ctx.is_stopped()`` between yields, before the first one too, and end with
         ``LLMEngineOutput.cancelled()`` within two seconds. Release what the request holds in a ``finally``: it runs
-        however the stream ends.
+        however the stream ends. Called once per request, for many at the same time. Nothing may block the event loop:
+        computing belongs in a thread or another process.
         """
 
     @abstractmethod
     async def cleanup(self) -> None:
-        """Releases everything. Safe twice, after a `start` that failed or was cancelled, and without one."""
+        """Release everything. Safe twice, after a `start` that failed or was cancelled, and without one.
+
+        The worker calls it exactly once.
+        """
 
     async def abort(self, ctx: EngineContext) -> None:
-        """Called at most once per request, only when its client cancelled it explicitly. Does nothing by default."""
+        """Abort a request; called at most once for each, only when its caller gave up explicitly.
+
+        Do nothing by default.
+        """
 
     async def drain(self) -> None:
-        """Called once before `cleanup`, after the last new request. Does nothing by default."""
+        """Finish what runs; called once before `cleanup`, after the last new request. Do nothing by default.
+
+        A failure is logged.
+        """
 
     async def died(self) -> str:
-        """Returns the reason once the engine has died by itself; the worker then leaves discovery and ends.
+        """Return the reason once the engine has died by itself.
 
-        Awaited once from the end of `start` on, and cancelled when the worker stops. For engines that run in other
-        processes, for example. By default it never returns.
+        The worker then leaves discovery, cleans up and ends with exit code 1. Awaited once from the end of `start` on,
+        and cancelled when the worker stops. For engines that run in other processes, for example. By default it never
+        returns.
         """
         await asyncio.Event().wait()
         return ""
 
     async def setup_metrics(self, metrics: MetricsScope) -> None:
-        """Called once after `start`: register the engine's own metrics here. Does nothing by default."""
+        """Register the engine's own metrics; called once after `start`. Do nothing by default.
+
+        The worker's labels are on all of them. `metrics.bridge` shows the registry of a library.
+        """
 
     async def kv_event_sources(self) -> Sequence[KvEventSource]:
-        """Called once after `setup_metrics`: one source per rank whose cache routers may know. None by default."""
+        """Return one source per rank whose cache routers may know; called once after `setup_metrics`.
+
+        None by default. Not called if `WorkerConfig.enable_kv_routing` is off.
+        """
         return ()
 
     async def load_sources(self) -> Sequence[LoadSource]:
@@ -249,13 +282,18 @@ class LLMEngine(Plugin, ABC):
         raise NotSupported(f"engine {self.NAME!r} does not report progress")
 
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
-        """Embeds token ids. Only called if the capability `EMBED` is declared."""
+        """Embed token ids, or the client's body with `model_input: text`.
+
+        Only called if the capability `EMBED` is declared.
+        """
         raise NotSupported(f"engine {self.NAME!r} does not make embeddings")
 
     async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
         """Rates how well each document answers its query.
 
-        Only called if the capability `SCORE` is declared, or `RERANK`, and then with a single query.
+        Only called if the capability `SCORE` is declared, or `RERANK`, and then with a single query. One score per
+        document, the higher the more relevant; frontends sort. `request.pairs` has each query with its document. They
+        are texts for every engine, because only the engine knows how its model takes a pair.
         """
         raise NotSupported(f"engine {self.NAME!r} does not score texts")
 

@@ -103,11 +103,15 @@ class ExtensionServices:
     name: str
     #: Where frontends and workers meet.
     namespace: str
+    #: Registers metrics. `metrics.registry` has all metrics of the process.
     metrics: MetricsScope
     #: How the names of the frontend's metrics begin.
     metrics_prefix: str
+    #: The settings in force: `rows()` gives (key, value, origin), secrets as `***`.
     settings: SettingsReport
+    #: The directory of the processes.
     discovery: Discovery
+    #: The event plane.
     events: EventPlane
     #: Calls an endpoint of a worker.
     call: EndpointCaller
@@ -118,28 +122,32 @@ class ExtensionServices:
 
     #: The models that are served now.
     models = _OfFrontend[ModelDirectory]()
-    #: The workers that are there now, by model and role.
+    #: The workers that are there now, by model and role: each pool is a `PoolView`, and its `state(instance_id)` is
+    #: `free` or why a worker gets no requests.
     pools = _OfFrontend[Callable[[], Sequence[ObservedPool]]]()
-    #: The load of the workers, as this frontend accounts for it.
+    #: The load of the workers and ranks, as this frontend accounts for it: a `LoadView`, and
+    #: `used_blocks(instance_id, dp_rank, block_size)`.
     loads = _OfFrontend[ObservedLoads]()
-    #: What happens to the requests of this frontend.
+    #: Subscriptions to the request events of this frontend.
     requests = _OfFrontend[RequestEvents]()
-    #: All frontends of the deployment.
+    #: Calls between the frontends of the deployment.
     peers = _OfFrontend[FrontendPeers]()
-    #: The thresholds of busy workers.
+    #: The thresholds of busy workers, to read and to change.
     thresholds = _OfFrontend[ThresholdControl]()
-    #: How operators reach this frontend.
+    #: How operators reach this frontend: whether a `token` is asked for, whether a text `opens` their routes, and
+    #: `accept(check)`, which adds a check of who has sent a request.
     admin = _OfFrontend[AdminAccess]()
 
 
 class Extension(Plugin, AsyncResource):
     """An object per process. What it does wrong costs a request nothing: core logs it and names it at ``/health``."""
 
-    #: The roles that it can run in.
+    #: The roles that it can run in. Any other `role` in the config is an error.
     ROLES: ClassVar[Sequence[str]] = (FRONTEND_ROLE,)
-    #: The extensions, by the names of their plugins, that have to run in the same process.
+    #: The extensions, by the names of their plugins, that have to run in the same process, such as ``("feed",)``. A
+    #: config without one of them is an error.
     NEEDS: ClassVar[Sequence[str]] = ()
-    #: Whether it runs only where operators have a listener of their own, `admin.port`.
+    #: Whether it shows what clients must not see: a config without `admin.port` is then an error.
     NEEDS_ADMIN_PORT: ClassVar[bool] = False
 
     def __init__(self, config: PluginConfig, services: ExtensionServices) -> None:
@@ -164,7 +172,7 @@ class Extension(Plugin, AsyncResource):
         return task
 
     async def aclose(self) -> None:
-        """Stops background work. Safe twice, and without `start`."""
+        """Stop background work. Safe twice, and without `start`. An override calls ``await super().aclose()`` too."""
         await self._tasks.aclose()
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -66,24 +66,32 @@ class TopLogprob(msgspec.Struct, omit_defaults=True, gc=False):
 class LLMEngineOutput(msgspec.Struct, omit_defaults=True):
     """One step of an answer. `finish_reason` is set on the last item, the terminal, and on no other.
 
-    `token_ids` holds the new tokens only. `log_probs` (one per new token) and `top_logprobs` (one list per new token)
-    are there when the request asked for them. Engines with `model_input: text` set `text`, and may set `delta`, a
-    ready-made message delta that is passed on as it is, and `text_logprobs`, the `logprobs` of the API for this text.
+    An item holds what is new since the item before.
     """
 
+    #: The new tokens.
     token_ids: list[int] = []
+    #: On the terminal only: `stop`, `length`, `eos`, `cancelled` (also read from `abort`), `error`, `content_filter`.
     finish_reason: FinishReason | None = None
+    #: The choice, from 0.
     index: int = 0
+    #: New text, for `model_input: text`.
     text: str | None = None
+    #: If the request asks for them: one number, and one list of `TopLogprob`, per new token; and their sum so far.
     log_probs: list[float] | None = None
     top_logprobs: list[list[TopLogprob]] | None = None
     cum_log_probs: float | None = None
+    #: The stop string or token id that was met.
     stop_reason: str | int | None = None
     #: The message of a terminal with reason `error`.
     error_message: str | None = None
+    #: The counts of tokens, as `CompletionUsage`.
     completion_usage: CompletionUsage | None = None
+    #: In the prefill role, on the terminal: the handoff for the decode engine.
     disaggregated_params: Any = None
+    #: The framework's own.
     worker_trace_link: TraceLink | None = None
+    #: For `model_input: text`: a ready message delta, passed on as it is, and the `logprobs` of the API for the text.
     delta: dict[str, Any] | None = None
     text_logprobs: dict[str, Any] | None = None
 

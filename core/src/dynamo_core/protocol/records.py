@@ -213,28 +213,41 @@ class RequestRecord(msgspec.Struct, kw_only=True, frozen=True):
     The client alone vouches for `user` and `session`; they may identify a person, and the access log leaves them out.
     """
 
+    #: The id of the request.
     request_id: str
+    #: The model, and the API: `chat_completions`, `completions`, `embeddings`, `score`, `rerank`, …
     model: str
     endpoint: str
-    #: "stream" or "unary".
+    #: `stream` or `unary`.
     request_type: str
-    #: "success" or "error".
+    #: `success` or `error`.
     status: str
     #: Empty on success; else one of the `error_type` values of the request metrics.
     error_type: str
+    #: The status that the client saw.
     http_status: int
+    #: Counts of tokens.
     prompt_tokens: int
     output_tokens: int
+    #: Seconds of all of it.
     duration: float
+    #: Seconds until the first token; None without one.
     time_to_first_token: float | None
+    #: Why the answer ended; None if it did not.
     finish_reason: str | None
+    #: The worker that answered; None if none did.
     instance_id: int | None
+    #: The place in a trace.
     trace_id: str
     span_id: str
+    #: The id that the client sent; None without one.
     x_request_id: str | None
     #: The name of the API key, never the key; empty where no keys are configured.
     key_id: str = ""
+    #: The tenant of the key.
     tenant: str = "default"
+    #: The end user and the session that the client names; empty without. The client alone vouches for them, and they
+    #: may identify a person: do not log them.
     user: str = ""
     session: str = ""
     #: Prompt tokens that the engine found in its cache; None if it did not say.

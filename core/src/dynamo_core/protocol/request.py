@@ -137,25 +137,35 @@ class PreprocessedRequest(msgspec.Struct, omit_defaults=True, kw_only=True):
     Travels as a msgpack map; fields are only ever added, each with a default.
     """
 
+    #: The model's public name; empty in probes.
     model: str = ""
+    #: The prompt.
     token_ids: list[int]
+    #: Options, as `StopConditions`, `SamplingOptions` and `OutputOptions`.
     stop_conditions: StopConditions = msgspec.field(default_factory=StopConditions)
     sampling_options: SamplingOptions = msgspec.field(default_factory=SamplingOptions)
     output_options: OutputOptions = msgspec.field(default_factory=OutputOptions)
+    #: Ids that end a sequence.
     eos_token_ids: list[int] = []
     #: Checksum of the model card the tokens were made with.
     mdc_sum: str | None = None
+    #: The extra information that the client asks for.
     annotations: list[str] = []
+    #: The `RoutingHints` of the client and the router.
     routing: RoutingHints | None = None
+    #: In the decode role: the handoff of the prefill engine, as `PrefillResult`.
     prefill_result: PrefillResult | None = None
+    #: Where prefill and decode engines meet, as `BootstrapInfo`.
     bootstrap_info: BootstrapInfo | None = None
+    #: The span of the predecessor after a hop, as `TraceLink`.
     migration_link: TraceLink | None = None
     #: The validated client body, for engines whose `model_input` is "text".
     body: Any = None
+    #: Options outside the standard.
     extra_args: dict[str, Any] | None = None
     #: Marks a health probe; named `_HEALTH_CHECK` on the wire.
     is_probe: bool = msgspec.field(default=False, name="_HEALTH_CHECK")
-    #: For the router that gets the request.
+    #: The caller's `RouterConfigOverride`, for the router that gets the request.
     router_config_override: RouterConfigOverride | None = None
 
 

@@ -1,4 +1,4 @@
-"""The page: a table of metrics for each group, and one of labels."""
+"""The tables: metrics by group, and labels."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from scripts.metrics_page.declarations import FRONTEND, PREFIX, SLOT_TRACKER, WORKER, Declaration
-from scripts.metrics_page.prose import GROUPS, INTRODUCTION, LABELS, Group
+from scripts.pages.metrics.declarations import FRONTEND, PREFIX, SLOT_TRACKER, WORKER, Declaration
+from scripts.pages.metrics.prose import GROUPS, LABELS, Group
 
-COMMAND = "python -m scripts.metrics_page"
+COMMAND = "python -m scripts.pages"
 
 #: What `http.metrics_prefix` is, unless it is set.
 DEFAULT_PREFIX = "dynamo_frontend"
@@ -97,7 +97,7 @@ def _terms(metric: Metric) -> tuple[object, ...]:
 def text(
     declarations: Sequence[Declaration], groups: Sequence[Group] = GROUPS, meanings: Mapping[str, str] = LABELS
 ) -> str:
-    """The page; `meanings` are those of labels.
+    """The tables; `meanings` are those of labels.
 
     Raises:
         Undocumented: a metric has no unit or no group, a label no meaning, or the other way round.
@@ -111,7 +111,7 @@ def text(
         for metric in every
         if metric.name.startswith(DEFAULT_PREFIX) and not metric.declarations[0].name.startswith(PREFIX)
     ]
-    parts = [INTRODUCTION.format(fixed=" and ".join(fixed))]
+    parts = [f"`http.metrics_prefix` replaces `{DEFAULT_PREFIX}` in all names but {' and '.join(fixed)}.\n"]
     parts += [_section(group, rows) for group, rows in grouped.items()]
     return "\n".join([*parts, _labels(every, meanings)])
 
@@ -122,7 +122,8 @@ def _group(metric: Metric, among: Sequence[Group]) -> Group:
     group = groups.pop()
     if group is None or groups:
         raise Undocumented(
-            f"{metric.name} must have one group: scripts/metrics_page/prose.py has none or several for {sorted(places)}"
+            f"{metric.name} must have one group: GROUPS of scripts/pages/metrics/prose.py has none or several for "
+            f"{sorted(places)}"
         )
     return group
 
@@ -134,7 +135,7 @@ def _longest(place: str, among: Sequence[Group]) -> Group | None:
 
 def _section(group: Group, rows: Sequence[Metric]) -> str:
     if not rows:
-        raise Undocumented(f"no metric is in the group {group.title!r} of scripts/metrics_page/prose.py: remove it")
+        raise Undocumented(f"no metric is in the group {group.title!r} of scripts/pages/metrics/prose.py: remove it")
     common = {metric.common for metric in rows}
     pages = {tuple(sorted({one.part for one in metric.declarations} - {""})) for metric in rows}
     if len(common) > 1 or len(pages) > 1:
@@ -157,7 +158,7 @@ def _labels(rows: Sequence[Metric], meanings: Mapping[str, str]) -> str:
     used = {label for metric in rows for label in (*metric.labels, *metric.common)}
     if wrong := used ^ meanings.keys():
         raise Undocumented(
-            f"LABELS of scripts/metrics_page/prose.py must have all labels and no others: {sorted(wrong)}"
+            f"LABELS of scripts/pages/metrics/prose.py must have all labels and no others: {sorted(wrong)}"
         )
     lines = [f"| `{label}` | {meaning} |" for label, meaning in sorted(meanings.items())]
     return "\n".join(["## Labels\n", "| Label | Meaning |\n| --- | --- |", *lines, ""])

@@ -1,24 +1,8 @@
-"""What the page says beside the metrics: its beginning, the groups with a sentence each, and the meanings of labels."""
+"""The words beside the metrics: the groups with a sentence each, and the meanings of labels."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-#: `fixed` is for the names that the setting does not change.
-INTRODUCTION = """# Metrics
-
-This page has every metric of the tree, as `GET /metrics` shows it; [Telemetry](telemetry.md#metrics) has the addresses.
-`python -m scripts.metrics_page` makes it from the code, and a test fails where the two differ.
-
-- A frontend has a page of metrics, and so has each worker process. Where everything runs in one process, one page has
-  those of both.
-- Counters start at 0 with the process. A histogram is shown as `…_bucket`, `…_sum` and `…_count`.
-- `http.metrics_prefix` stands in the place of `dynamo_frontend` in all names but {fixed}.
-- A worker also shows what the library of its engine counts, with the labels of the worker: vLLM has names that begin
-  with `vllm:`. An engine of your own can add [others](worker.md#metrics-of-an-engines-own-library). The `process_…` and
-  `python_…` of Prometheus' client are on no page.
-- Within a second a page changes only if a request has ended; simultaneous scrapes share one.
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dynamo_generation.choices.choice import Choice, TokenChoice
 from dynamo_generation.choices.forced_tool_calls import ForcedCalls
 from dynamo_generation.choices.marker_tokens import MarkerStore, MarkerTokens
 from dynamo_generation.choices.parsed import AnswerParser, ParsedChoice, TextParser
-from dynamo_generation.choices.schema_validation import Answered
+from dynamo_generation.choices.schema_validation import CollectedAnswer
 from dynamo_generation.endpoints.generation import GenerationEndpoint, ParsedRequest, ParsedT
 from dynamo_generation.prompts.preprocess import Prompt, chat_prompt, fitting
 from dynamo_generation.prompts.prompt_room import PromptRoom
@@ -128,11 +128,11 @@ class ParsedChat(ParsedRequest):
         allowed = allowed_names(self.chat.tool_choice)
         return [tool for tool in self.raw["tools"] if allowed is None or tool[FUNCTION]["name"] in allowed]
 
-    def _answered(self) -> Answered | None:
+    def _answered(self) -> CollectedAnswer | None:
         """What an answer is gathered in that has to be checked at its end; None if there is nothing to check."""
         chat = self.chat
         strict = {each.name: each.parameters for each in chat.callable_functions if each.strict and each.parameters}
-        return Answered(chat.value_schema, strict) if strict or chat.value_schema is not None else None
+        return CollectedAnswer(chat.value_schema, strict) if strict or chat.value_schema is not None else None
 
 
 def _ready(parser: ParserT, markers: MarkerTokens) -> ParserT:

@@ -17,7 +17,6 @@ from dynamo_generation.requests.common import (
     check_token_limit,
     invalid,
 )
-from dynamo_generation.requests.constraints import constraint
 from dynamo_generation.requests.thinking import SWITCHES, Wish
 from dynamo_generation.requests.tools import (
     NONE,
@@ -236,7 +235,7 @@ def check_text_only(request: ChatRequest) -> None:
 
 def _check_calls_or_text(request: ChatRequest) -> None:
     """Of all that binds the text, only `response_format` goes with tools: its value is JSON, and so are calls."""
-    found = constraint(request) if request.uses_tools else None
+    found = request.constraint if request.uses_tools else None
     if found is not None and found[0] != "response_format":
         raise invalid(
             f"{found[0]} cannot be combined with tools that may be called; set tool_choice to 'none'", found[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from dynamo_generation.choices.schema_check import Verdict
+from dynamo_generation.choices.schema_validation import Verdict
 from dynamo_generation.endpoints.usage_schema import CachedTokens, ReasoningTokens
 from msgspec import UNSET, UnsetType
 

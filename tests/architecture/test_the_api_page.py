@@ -12,12 +12,12 @@ from dynamo_generation.requests import fields
 from dynamo_generation.requests.chat import ChatRequest
 from dynamo_generation.requests.completions import CompletionRequest
 from dynamo_generation.requests.nvext import NvExt
-from dynamo_plugin_frontend_openai.embedding_request import EmbeddingRequest
-from dynamo_plugin_frontend_openai.scoring_request import PairsRequest, RerankRequest
+from dynamo_plugin_frontend_openai.embeddings import EmbeddingRequest
+from dynamo_plugin_frontend_openai.scoring import PASSIVE_FIELDS, PairsRequest, RerankRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "api.md").read_text()
 REQUESTS = (ChatRequest, CompletionRequest, EmbeddingRequest)
-PASSIVE = {**fields.CHAT, **fields.COMPLETIONS, **fields.EMBEDDINGS}
+PASSIVE = {**fields.CHAT, **fields.COMPLETIONS}
 
 #: What the column of values says of fields that take more than a few.
 KINDS: dict[str, tuple[type, ...]] = {"any": (object,), "a text": (str,), "an object of texts": (dict,)}
@@ -56,7 +56,7 @@ def test_the_values_that_are_accepted_are_those_listed(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted({*PairsRequest.__struct_fields__, *RerankRequest.__struct_fields__, *fields.SCORING} - {"model"}),
+    sorted({*PairsRequest.__struct_fields__, *RerankRequest.__struct_fields__, *PASSIVE_FIELDS} - {"model"}),
 )
 def test_every_field_of_scores_is_listed_in_their_section(name: str) -> None:
     assert f"`{name}`" in section("Scores and reranking")

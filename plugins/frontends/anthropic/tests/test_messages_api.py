@@ -14,8 +14,12 @@ from anthropic.types.beta import message_create_params as beta_create
 from dynamo_core import BackendError, CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_core.errors import ModelNotFound, ServiceOverloaded, StreamIncomplete, Unavailable
 from dynamo_generation.answers.blocks import Blocks, Change
-from dynamo_generation.requests import fields as fields_table
-from dynamo_plugin_frontend_anthropic.requests import CountTokensRequest, MessagesRequest
+from dynamo_plugin_frontend_anthropic.requests import (
+    COUNT_TOKENS_PASSIVE,
+    MESSAGES_PASSIVE,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -566,8 +570,8 @@ async def test_the_answer_says_that_the_context_was_not_edited(server: Any, mode
 
 def test_every_field_of_the_official_client_is_known() -> None:
     for params, known, passive in (
-        (beta_create.MessageCreateParamsStreaming, MessagesRequest, fields_table.MESSAGES),
-        (beta_count.MessageCountTokensParams, CountTokensRequest, fields_table.COUNT_TOKENS),
+        (beta_create.MessageCreateParamsStreaming, MessagesRequest, MESSAGES_PASSIVE),
+        (beta_count.MessageCountTokensParams, CountTokensRequest, COUNT_TOKENS_PASSIVE),
     ):
         # `betas` is a header.
         assert set(params.__annotations__) - {"betas"} - set(known.__struct_fields__) - set(passive) == set()

@@ -18,11 +18,13 @@ from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, Parsed
 from dynamo_generation.endpoints.token_count_route import CountingEndpoint
 from dynamo_generation.endpoints.translated import TranslatedRequest
 from dynamo_generation.prompts.preprocess import Prompt
-from dynamo_generation.requests import end_user, fields
+from dynamo_generation.requests import end_user
 from dynamo_http import error_response
 
 from dynamo_plugin_frontend_anthropic.render import MessageRenderer
 from dynamo_plugin_frontend_anthropic.requests import (
+    COUNT_TOKENS_PASSIVE,
+    MESSAGES_PASSIVE,
     CountTokensRequest,
     MessagesRequest,
     left_out,
@@ -93,7 +95,7 @@ class MessagesEndpoint(_Wording[ParsedMessages], ConversationEndpoint[ParsedMess
     ENDPOINT = "messages"
     MODEL_TYPE = CHAT
     BODY = MessagesRequest
-    PASSIVE = fields.MESSAGES
+    PASSIVE = MESSAGES_PASSIVE
     USER = end_user.MESSAGES_USER
     SESSION = ()
     ID_PREFIX = "msg_"
@@ -109,7 +111,7 @@ class CountTokensEndpoint(_Wording[TranslatedRequest], CountingEndpoint):
 
     ENDPOINT = "count_tokens"
     BODY = CountTokensRequest
-    PASSIVE = fields.COUNT_TOKENS
+    PASSIVE = COUNT_TOKENS_PASSIVE
 
     def check(self, raw: dict[str, Any]) -> ParsedMessages:
         """Checks a body."""

@@ -16,13 +16,14 @@ from dynamo_generation.endpoints.endpoint import Exchange
 from dynamo_generation.endpoints.generation import ParsedRequest
 from dynamo_generation.endpoints.translated import TranslatedRequest, told_as
 from dynamo_generation.prompts.preprocess import Prompt, text_prompts
-from dynamo_generation.requests import fields
 from dynamo_generation.requests.common import invalid
 from dynamo_generation.requests.completions import parse_completion
 
 from dynamo_plugin_frontend_ollama import render
 from dynamo_plugin_frontend_ollama.render import LineRenderer, Shape, moment
 from dynamo_plugin_frontend_ollama.requests import (
+    CHAT_PASSIVE,
+    GENERATE_PASSIVE,
     OllamaChatRequest,
     OllamaGenerateRequest,
     check_generate,
@@ -138,7 +139,7 @@ class ChatEndpoint(_Answers):
 
     ENDPOINT = "ollama_chat"
     BODY = OllamaChatRequest
-    PASSIVE = fields.OLLAMA_CHAT
+    PASSIVE = CHAT_PASSIVE
     EMPTY: ClassVar[Mapping[str, Any]] = {"message": {"role": "assistant", "content": ""}}
 
     def check(self, raw: dict[str, Any]) -> Parsed:
@@ -153,7 +154,7 @@ class GenerateEndpoint(_Answers):
 
     ENDPOINT = "ollama_generate"
     BODY = OllamaGenerateRequest
-    PASSIVE = fields.OLLAMA_GENERATE
+    PASSIVE = GENERATE_PASSIVE
     EMPTY: ClassVar[Mapping[str, Any]] = {"response": ""}
 
     def check(self, raw: dict[str, Any]) -> Parsed:

@@ -9,14 +9,13 @@ import msgspec
 from dynamo_core import HttpHandler, HttpRoute, PluginConfig
 from dynamo_generation.api import Api, post
 from dynamo_generation.endpoints.openapi import Operation
-from dynamo_generation.requests import fields
 
 from dynamo_plugin_frontend_ollama import schemas
 from dynamo_plugin_frontend_ollama.config import OllamaConfig
 from dynamo_plugin_frontend_ollama.embed import EmbeddingsEndpoint, EmbedEndpoint
 from dynamo_plugin_frontend_ollama.endpoint import ChatEndpoint, GenerateEndpoint
 from dynamo_plugin_frontend_ollama.models import Models
-from dynamo_plugin_frontend_ollama.requests import OllamaShowRequest
+from dynamo_plugin_frontend_ollama.requests import EMBED_PASSIVE, OllamaShowRequest
 from dynamo_plugin_frontend_ollama.wording import respond_error
 
 #: What would change models.
@@ -48,7 +47,7 @@ class OllamaFrontend(Api):
         yield _route("GET", f"{path}/tags", models.tags, "All models", answer=schemas.OllamaModels)
         yield _route("GET", f"{path}/ps", models.running, "Models that can be asked", answer=schemas.OllamaModels)
         yield _route("GET", f"{path}/version", models.version, "The version", answer=schemas.OllamaVersion)
-        shown: dict[str, Any] = {"body": OllamaShowRequest, "passive": fields.OLLAMA_EMBED}
+        shown: dict[str, Any] = {"body": OllamaShowRequest, "passive": EMBED_PASSIVE}
         yield _route("POST", f"{path}/show", models.show, "One model", answer=schemas.OllamaShown, **shown)
         root = path.rpartition("/")[0] or "/"
         yield _route("GET", root, models.alive, "Whether the server is there", content_type="text/plain")

@@ -16,13 +16,17 @@ from dynamo_generation.endpoints.generation import Renderer
 from dynamo_generation.endpoints.token_count_route import CountingEndpoint
 from dynamo_generation.endpoints.translated import TranslatedRequest
 from dynamo_generation.prompts.preprocess import Prompt
-from dynamo_generation.requests import end_user, fields
+from dynamo_generation.requests import end_user
 from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_responses.memory import Recalled, ResponseMemory
 from dynamo_plugin_frontend_responses.render import ID_PREFIX, ResponseRenderer
 from dynamo_plugin_frontend_responses.requests import (
     ENCRYPTED_REASONING,
+    INPUT_TOKENS_PASSIVE,
+    REMEMBERED_INPUT_TOKENS_PASSIVE,
+    REMEMBERED_RESPONSES_PASSIVE,
+    RESPONSES_PASSIVE,
     InputTokensRequest,
     RememberedInputTokens,
     RememberedRequest,
@@ -68,7 +72,7 @@ class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
     ENDPOINT = "responses"
     MODEL_TYPE = CHAT
     BODY: ClassVar[type[InputTokensRequest]] = ResponsesRequest
-    PASSIVE = fields.RESPONSES
+    PASSIVE = RESPONSES_PASSIVE
     USER = end_user.USER
     SESSION = end_user.RESPONSES_SESSION
     ID_PREFIX = ID_PREFIX
@@ -102,7 +106,7 @@ class InputTokensEndpoint(CountingEndpoint):
 
     ENDPOINT = "input_tokens"
     BODY: ClassVar[type[InputTokensRequest]] = InputTokensRequest
-    PASSIVE = fields.INPUT_TOKENS
+    PASSIVE = INPUT_TOKENS_PASSIVE
     ALSO: ClassVar[dict[str, Any]] = {"object": "response.input_tokens"}
 
     def check(self, raw: dict[str, Any]) -> ParsedResponse:
@@ -114,7 +118,7 @@ class RememberingResponsesEndpoint(ResponsesEndpoint):
     """Responses that are stored, and go on from those that were."""
 
     BODY: ClassVar[type[InputTokensRequest]] = RememberedRequest
-    PASSIVE = fields.REMEMBERED_RESPONSES
+    PASSIVE = REMEMBERED_RESPONSES_PASSIVE
 
     def __init__(
         self,
@@ -160,7 +164,7 @@ class RememberingInputTokensEndpoint(InputTokensEndpoint):
     """Counts the tokens of requests that go on from stored responses."""
 
     BODY: ClassVar[type[InputTokensRequest]] = RememberedInputTokens
-    PASSIVE = fields.REMEMBERED_INPUT_TOKENS
+    PASSIVE = REMEMBERED_INPUT_TOKENS_PASSIVE
 
     def __init__(
         self, services: FrontendServices, ignored: IgnoredFields, chats: ChatDependencies, memory: ResponseMemory

@@ -11,6 +11,7 @@ from dynamo_core.errors import ModelNotFound
 from dynamo_core.protocol import CHAT, COMPLETIONS
 from dynamo_generation.answers.framing import LINES
 from dynamo_generation.answers.render import Identity, encode
+from dynamo_generation.bodies.reading import Body
 from dynamo_generation.endpoints.conversation import ChatDependencies, ConversationEndpoint
 from dynamo_generation.endpoints.endpoint import Exchange
 from dynamo_generation.endpoints.generation import ParsedRequest
@@ -116,12 +117,12 @@ class _Answers(Wording[Parsed], ConversationEndpoint[Parsed]):
     #: What an answer that says nothing has in place of the message.
     EMPTY: ClassVar[Mapping[str, Any]]
 
-    async def read(self, http: web.Request) -> dict[str, Any]:
+    async def read(self, http: web.Request) -> Body:
         """The body. An answer is streamed unless the client says otherwise."""
-        raw = await body_of(http)
-        if raw.get("stream") is None:
-            raw["stream"] = True
-        return raw
+        body = await body_of(http)
+        if body.raw.get("stream") is None:
+            body.raw["stream"] = True
+        return body
 
     async def serve(self, exchange: Exchange, parsed: Parsed) -> web.StreamResponse:
         """Answers; a request that asks nothing is one to load a model, which is there already."""

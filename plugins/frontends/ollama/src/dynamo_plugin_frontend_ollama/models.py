@@ -55,7 +55,7 @@ class Models:
 
     async def show(self, http: web.Request) -> web.Response:
         """What is known of one model."""
-        request, _ = parse(await body_of(http), OllamaShowRequest, EMBED_PASSIVE, ignore=True)
+        request, _ = parse((await body_of(http)).raw, OllamaShowRequest, EMBED_PASSIVE, ignore=True)
         name = request.model or request.name
         if not name:
             raise invalid("model is required", "model")

@@ -134,7 +134,7 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
             model=model.name,
             token_ids=[prompt.token_ids for prompt in prompts],
             dimensions=request.dimensions,
-            body=exchange.raw if model.card.model_input == "text" else None,
+            body=exchange.body.raw if model.card.model_input == "text" else None,
         )
         await exchange.release_body()
         output = await model.embed(asked, exchange.ctx, exchange.principal)

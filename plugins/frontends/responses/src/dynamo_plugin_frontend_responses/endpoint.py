@@ -9,7 +9,7 @@ from aiohttp import web
 from dynamo_core.protocol import CHAT
 from dynamo_generation.answers.answer import Answer
 from dynamo_generation.answers.render import Identity, Pieces, encode
-from dynamo_generation.bodies.decode import run_for_size
+from dynamo_generation.bodies.reading import Body, run_for_size
 from dynamo_generation.endpoints.conversation import ChatDependencies, ConversationEndpoint
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
 from dynamo_generation.endpoints.generation import Renderer
@@ -131,8 +131,8 @@ class RememberingResponsesEndpoint(ResponsesEndpoint):
         super().__init__(services, ignored, answering, chats)
         self._responses = memory
 
-    async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedResponse:
-        return await _recalling(self, self.BODY, http, raw, self._responses, self._chats)
+    async def _check(self, http: web.Request, body: Body) -> ParsedResponse:
+        return await _recalling(self, self.BODY, http, body, self._responses, self._chats)
 
     def _seal(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> Callable[[], Awaitable[bytes]] | None:
         if parsed.recalled is None or not parsed.recalled.keeps:
@@ -172,29 +172,29 @@ class RememberingInputTokensEndpoint(InputTokensEndpoint):
         super().__init__(services, ignored, chats)
         self._responses = memory
 
-    async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedResponse:
-        return await _recalling(self, self.BODY, http, raw, self._responses, self._chats, counts=True)
+    async def _check(self, http: web.Request, body: Body) -> ParsedResponse:
+        return await _recalling(self, self.BODY, http, body, self._responses, self._chats, counts=True)
 
 
 async def _recalling(
     endpoint: ModelEndpoint[Any],
-    body: type[InputTokensRequest],
+    kind: type[InputTokensRequest],
     http: web.Request,
-    raw: dict[str, Any],
+    body: Body,
     memory: ResponseMemory,
     chats: ChatDependencies,
     *,
     counts: bool = False,
 ) -> ParsedResponse:
     """A checked body with what it refers to put before its own input."""
+    raw = body.raw
 
     def parse(given: dict[str, Any]) -> InputTokensRequest:
-        return parse_responses(given, body, endpoint.PASSIVE)
+        return parse_responses(given, kind, endpoint.PASSIVE)
 
     # First by itself, so that what is wrong with it is told by its own places.
-    request = await endpoint.off_loop(http, raw, parse)
-    size = len(await http.read())
-    recalled = await memory.recall(raw, principal_of(http), size, counts=counts)
+    request = await endpoint.off_loop(http, body, parse)
+    recalled = await memory.recall(raw, principal_of(http), body.size, counts=counts)
 
     def whole() -> ParsedResponse:
         full = parse({**raw, "input": [*recalled.before, *recalled.own]}) if recalled.refers else request

@@ -6,9 +6,8 @@ over the bytes, which ends where a bound is passed. It also tells how many names
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
@@ -32,8 +31,6 @@ MAX_VALUES = 1_000_000
 _DEEP = f"is nested too deeply: at most {MAX_DEPTH} lists and objects inside each other are allowed"
 #: Texts of an outermost object whose field that is out of bounds is looked for.
 _MOST_TEXTS = 20_000
-#: Messages, or parts of one, that a template takes about a millisecond for.
-_MANY = 256
 _COLON = ord(":")
 _OPENING = frozenset(b"[{")
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{}:"))
@@ -144,49 +141,27 @@ def _readable(names: list[bytes]) -> str | None:
         return None
 
 
-def check_arguments(raw: dict[str, Any]) -> None:
-    """Checks the arguments of earlier calls: JSON inside of texts, which templates are shown as objects.
+class ArgumentBounds:
+    """The bounds of the arguments of earlier calls: JSON inside of texts, which templates are shown as objects."""
 
-    Raises:
-        InvalidArgument: naming the first that leads out of bounds, all of them counted together.
-    """
-    containers = values = 0
-    for field, text in _arguments(raw.get("messages")):
+    def __init__(self) -> None:
+        self._containers = self._values = 0
+
+    def add(self, text: str, message: int, call: int) -> None:
+        """Count the arguments of a call of a message, both by their places.
+
+        Raises:
+            InvalidArgument: they lead out of bounds, all of them counted together.
+        """
         if len(text) <= MAX_DEPTH:
-            continue
+            return
+        field = f"messages[{message}].tool_calls[{call}].function.arguments"
         try:
             more = measure(text.encode("utf-8", "replace"))
-            containers, values = containers + more.containers, values + more.values
-            _check_sums(containers, values)
+            self._containers += more.containers
+            self._values += more.values
+            _check_sums(self._containers, self._values)
         except _TooDeep:
             raise InvalidArgument(f"Validation: {field} {_DEEP}", field=field) from None
         except _TooMany as error:
             raise InvalidArgument(f"Validation: {field} has {error}, in all calls together", field=field) from None
-
-
-def is_long(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a template takes so long for a conversation that its shape is checked that a thread should render it."""
-    if len(messages) > _MANY:
-        return True
-    size = 0
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            if len(content) > _MANY:
-                return True
-            content = "".join(part.get("text") or "" for part in content)
-        size += len(content or "")
-    return size + sum(len(text) for _, text in _arguments(messages)) > INLINE
-
-
-def _arguments(messages: Any) -> Iterator[tuple[str, str]]:
-    """The arguments that are texts, each with its path. Nothing is known of the shape yet."""
-    for index, message in enumerate(messages if isinstance(messages, list) else ()):
-        calls = message.get("tool_calls") if isinstance(message, dict) else None
-        if calls is None:
-            continue
-        for number, call in enumerate(calls if isinstance(calls, list) else ()):
-            function = call.get("function") if isinstance(call, dict) else None
-            text = function.get("arguments") if isinstance(function, dict) else None
-            if isinstance(text, str):
-                yield f"messages[{index}].tool_calls[{number}].function.arguments", text

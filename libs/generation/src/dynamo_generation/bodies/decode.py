@@ -9,7 +9,7 @@ import msgspec
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import UNREADABLE, read, shown
 
-from dynamo_generation.bodies.bounds import INLINE, check_arguments, check_bounds
+from dynamo_generation.bodies.bounds import INLINE, check_bounds
 from dynamo_generation.bodies.duplicates import find_duplicate
 from dynamo_generation.bodies.limits import check_limits
 from dynamo_generation.bodies.pieces import Pieces, copied, is_long
@@ -93,7 +93,6 @@ def to_struct(raw: dict[str, Any], cls: type[T]) -> T:
         InvalidArgument: a field is missing or of another type; `field` is its path.
     """
     check_limits(raw)
-    check_arguments(raw)
     # One conversion of a million values would keep the interpreter's lock. What they are is checked later.
     long = {name: raw[name] for name in getattr(cls, "ANY_LISTS", ()) if is_long(raw.get(name))}
     try:

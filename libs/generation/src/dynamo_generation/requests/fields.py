@@ -151,13 +151,26 @@ NEVER_IGNORED = frozenset({"chat_template"})
 _NAMED = 20
 
 
-def check_known(raw: Mapping[str, Any], fields: tuple[str, ...], passive: Mapping[str, Accepts]) -> None:
-    """Refuses names that are neither fields nor in the table.
+def check_fields(
+    raw: Mapping[str, Any], known: tuple[str, ...], passive: Mapping[str, Accepts]
+) -> InvalidArgument | None:
+    """Refuse names that are neither known nor in the table of passive fields.
+
+    Returns:
+        The refusal of the first passive field with a value that asks for something; None if there is none.
 
     Raises:
-        InvalidArgument: naming them all.
+        InvalidArgument: naming all unknown fields.
     """
-    unknown = [name for name in raw if name not in fields and name not in passive]
+    unknown: list[str] = []
+    refusal: InvalidArgument | None = None
+    for name, value in raw.items():
+        accepts = passive.get(name)
+        if accepts is None:
+            if name not in known:
+                unknown.append(name)
+        elif refusal is None and not accepts(value):
+            refusal = InvalidArgument(f"Unsupported value of parameter `{name}`", field=name)
     if "chat_template" in unknown:
         raise InvalidArgument(
             "Unsupported parameter(s): `chat_template`. The template is the model's own", field="chat_template"
@@ -166,15 +179,15 @@ def check_known(raw: Mapping[str, Any], fields: tuple[str, ...], passive: Mappin
         names = ", ".join(f"`{shown(name)}`" for name in unknown[:_NAMED])
         more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
         raise InvalidArgument(f"Unsupported parameter(s): {names}{more}", field=shown(unknown[0]))
+    return refusal
 
 
-def check_passive(raw: Mapping[str, Any], passive: Mapping[str, Accepts]) -> None:
-    """Refuses fields of the table with values that ask for something.
+def refuse_fields(raw: Mapping[str, Any], known: tuple[str, ...], passive: Mapping[str, Accepts]) -> None:
+    """Refuse unknown names, and passive fields with values that ask for something.
 
     Raises:
-        InvalidArgument: naming the first.
+        InvalidArgument: naming all unknown fields, or the first passive one.
     """
-    for name, value in raw.items():
-        accepts = passive.get(name)
-        if accepts is not None and not accepts(value):
-            raise InvalidArgument(f"Unsupported value of parameter `{name}`", field=name)
+    refusal = check_fields(raw, known, passive)
+    if refusal is not None:
+        raise refusal

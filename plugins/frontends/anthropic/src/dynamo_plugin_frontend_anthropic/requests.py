@@ -227,8 +227,7 @@ def parse_messages(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[s
     choice = request.tool_choice
     if choice is not None and choice.type == "tool" and choice.name is None:
         raise invalid("a tool choice of type 'tool' must name one", "tool_choice.name")
-    fields.check_known(raw, request.__struct_fields__, passive)
-    fields.check_passive(raw, passive)
+    fields.refuse_fields(raw, request.__struct_fields__, passive)
     return request
 
 

@@ -14,7 +14,7 @@ from dynamo_generation.answers.render import Identity, encode
 from dynamo_generation.bodies.reading import Body
 from dynamo_generation.endpoints.conversation import ChatDependencies, ConversationEndpoint
 from dynamo_generation.endpoints.endpoint import Exchange
-from dynamo_generation.endpoints.generation import ParsedRequest
+from dynamo_generation.endpoints.parsed_request import ParsedRequest
 from dynamo_generation.endpoints.translated import TranslatedRequest, told_as
 from dynamo_generation.prompts.preprocess import Prompt, text_prompts
 from dynamo_generation.requests.common import invalid
@@ -75,12 +75,10 @@ class ParsedPrompt(ParsedRequest):
     def __init__(self, completion: dict[str, Any], ignored: Sequence[str]) -> None:
         self._begun = time.monotonic_ns()
         with told_as(self.NAMES):
-            request, self._inputs = parse_completion(completion)
-        super().__init__(completion, request)
+            checked = parse_completion(completion)
+        self._inputs = checked.prompts
+        super().__init__(completion, checked.request)
         self.ignored = ignored
-
-    def check_for_tokens(self) -> None:
-        """All that engines cannot be asked for has been refused already."""
 
     async def prompts(self, model: ServedModel) -> list[Prompt]:
         """The prompt as it is."""

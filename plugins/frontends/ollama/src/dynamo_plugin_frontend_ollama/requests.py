@@ -155,18 +155,16 @@ def parse(
         InvalidArgument: naming the field.
     """
     request = to_struct(raw, kind)
-    fields.check_known(raw, request.__struct_fields__, passive)
-    fields.check_passive(raw, passive)
+    fields.refuse_fields(raw, request.__struct_fields__, passive)
     options = raw.get("options") or {}
     known = OllamaOptions.__struct_fields__
-    left_out = [f"options.{name}" for name in options if name not in known and name not in OPTIONS_PASSIVE]
+    unknown = {name for name in options if name not in known and name not in OPTIONS_PASSIVE}
+    given = {name: value for name, value in options.items() if name not in unknown} if ignore else options
     try:
-        if not ignore:
-            fields.check_known(options, known, OPTIONS_PASSIVE)
-        fields.check_passive(options, OPTIONS_PASSIVE)
+        fields.refuse_fields(given, known, OPTIONS_PASSIVE)
     except InvalidArgument as error:
         raise InvalidArgument(error.message, field=f"options.{error.field}", cause=error) from error
-    return request, left_out
+    return request, [f"options.{name}" for name in options if name in unknown]
 
 
 def check_generate(request: OllamaGenerateRequest) -> None:

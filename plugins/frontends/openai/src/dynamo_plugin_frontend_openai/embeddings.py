@@ -54,7 +54,7 @@ def parse_embedding(raw: dict[str, Any]) -> tuple[EmbeddingRequest, list[PromptI
         known = " or ".join(f"'{name}'" for name in ENCODINGS)
         raise schema_error(f"expected {known}, got {request.encoding_format!r} - at `$.encoding_format`")
     inputs = split_inputs(request.input, "input", "Input")
-    fields.check_known(raw, EmbeddingRequest.__struct_fields__, {})
+    fields.refuse_fields(raw, EmbeddingRequest.__struct_fields__, {})
     if not request.model.strip():
         raise invalid("Model cannot be empty", "model")
     if len(inputs) > MAX_INPUTS:

@@ -22,7 +22,7 @@ from dynamo_plugin_frontend_openai.completions import ParsedCompletion
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, PreprocessedRequest, ServedModel
-    from dynamo_generation.endpoints.generation import ParsedRequest
+    from dynamo_generation.endpoints.parsed_request import ParsedRequest
 
 PATH = "/route/explain"
 

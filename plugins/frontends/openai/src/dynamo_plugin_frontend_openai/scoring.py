@@ -153,8 +153,7 @@ _TEXT_FIELDS = tuple(dict.fromkeys(name for names in NAMES for name in names))
 
 def _checked(raw: dict[str, Any], cls: type[RequestT]) -> RequestT:
     request = to_struct(raw, cls)
-    fields.check_known(raw, cls.__struct_fields__, PASSIVE_FIELDS)
-    fields.check_passive(raw, PASSIVE_FIELDS)
+    fields.refuse_fields(raw, cls.__struct_fields__, PASSIVE_FIELDS)
     if not request.model.strip():
         raise invalid("Model cannot be empty", "model")
     for name in ("max_tokens_per_query", "max_tokens_per_doc"):

@@ -16,9 +16,9 @@ from dynamo_generation.endpoints.conversation import ChatDependencies
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
 from dynamo_generation.prompts.prompt_room import PromptRoom
 from dynamo_generation.requests import fields
-from dynamo_generation.requests.chat import Message
 from dynamo_generation.requests.common import U32, invalid
 from dynamo_generation.requests.ignored import IgnoredFields
+from dynamo_generation.requests.messages import Message
 from dynamo_generation.requests.tools import Tool
 from dynamo_text import INLINE
 
@@ -63,8 +63,7 @@ def parse_tokenize(raw: dict[str, Any]) -> TokenizeRequest:
         InvalidArgument: naming the field.
     """
     request = to_struct(raw, TokenizeRequest)
-    fields.check_known(raw, TokenizeRequest.__struct_fields__, PASSIVE_FIELDS)
-    fields.check_passive(raw, PASSIVE_FIELDS)
+    fields.refuse_fields(raw, TokenizeRequest.__struct_fields__, PASSIVE_FIELDS)
     if (request.prompt is None) == (request.messages is None):
         raise invalid("Either prompt or messages must be given, and not both", "prompt")
     if request.messages is None:
@@ -90,7 +89,7 @@ def parse_detokenize(raw: dict[str, Any]) -> DetokenizeRequest:
         InvalidArgument: naming the field.
     """
     request = to_struct(raw, DetokenizeRequest)
-    fields.check_known(raw, DetokenizeRequest.__struct_fields__, {})
+    fields.refuse_fields(raw, DetokenizeRequest.__struct_fields__, {})
     return request
 
 

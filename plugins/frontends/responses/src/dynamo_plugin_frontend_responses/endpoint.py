@@ -12,7 +12,7 @@ from dynamo_generation.answers.render import Identity, Pieces, encode
 from dynamo_generation.bodies.reading import Body, run_for_size
 from dynamo_generation.endpoints.conversation import ChatDependencies, ConversationEndpoint
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
-from dynamo_generation.endpoints.generation import Renderer
+from dynamo_generation.endpoints.parsed_request import Renderer
 from dynamo_generation.endpoints.token_count_route import CountingEndpoint
 from dynamo_generation.endpoints.translated import TranslatedRequest
 from dynamo_generation.prompts.preprocess import Prompt

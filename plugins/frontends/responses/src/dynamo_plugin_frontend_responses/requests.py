@@ -230,14 +230,15 @@ def parse_responses(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[
     request = to_struct(raw, kind)
     if not request.input:
         raise invalid("The input cannot be empty", "input")
-    fields.check_known(raw, request.__struct_fields__, passive)
+    refusal = fields.check_fields(raw, request.__struct_fields__, passive)
     for name in _STATE.keys() & passive.keys():
         if not passive[name](raw.get(name)):
             raise InvalidArgument(
                 f"Unsupported value of parameter `{name}`: {_STATE[name]}",
                 field=name,
             )
-    fields.check_passive(raw, passive)
+    if refusal is not None:
+        raise refusal
     if not isinstance(request.input, str):
         check_items(request.input, "input", references=request.REFERENCES)
     check_tools(request.tools or ())

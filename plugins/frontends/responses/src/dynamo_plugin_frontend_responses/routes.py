@@ -151,7 +151,7 @@ class StoredResponses:
     async def _body(self, http: web.Request, kind: type[BodyT]) -> tuple[dict[str, Any], BodyT]:
         body = await read_body(http)
         request = await body.run(to_struct, body.raw, kind)
-        fields.check_known(body.raw, kind.__struct_fields__, {})
+        fields.refuse_fields(body.raw, kind.__struct_fields__, {})
         return body.raw, request
 
 

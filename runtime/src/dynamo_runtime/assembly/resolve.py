@@ -37,7 +37,7 @@ from dynamo_http.auth import AdminToken, ApiKeys
 
 from dynamo_runtime.assembly.apis import api_set
 from dynamo_runtime.settings import AdmissionSection, LoadedSettings, Settings
-from dynamo_runtime.settings.tree import location
+from dynamo_runtime.settings.tree import Leaf, find, location
 from dynamo_runtime.worker.parser_choice import model_text
 
 #: The kind of plugins that are APIs for clients.
@@ -268,7 +268,17 @@ def _listed_api(name: str, loaded: LoadedSettings, loader: PluginLoader) -> type
     try:
         return cast("type[Frontend]", loader.load(FRONTEND_KIND, name))
     except PluginError as error:
-        raise ConfigError(f"{_place(loaded, 'frontend.apis')}: {error}", cause=error) from error
+        raise ConfigError(f"{_place_of_api(name, loaded)}: {error}", cause=error) from error
+
+
+def _place_of_api(name: str, loaded: LoadedSettings) -> str:
+    """Return the place of the entry that lists an API."""
+    key = "frontend.apis"
+    listed = find(loaded.tree, key.split("."))
+    for index, entry in enumerate(listed.items if isinstance(listed, Leaf) else ()):
+        if isinstance(entry, Leaf) and entry.value == name:
+            return location(entry.origin, f"frontend[{index}].use")
+    return _place(loaded, key)
 
 
 def _place(loaded: LoadedSettings, key: str) -> str:

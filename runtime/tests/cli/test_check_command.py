@@ -178,7 +178,7 @@ def test_line_of_list_entry_that_names_a_missing_api_is_told(dynamo: RunCli, con
 
     result = dynamo("check", config)
 
-    assert result.stderr.startswith("dynamo: config.yaml:3: frontend[1].use: there is no frontend 'fakes'")
+    assert "config.yaml:3: frontend[1].use: there is no frontend 'fakes'" in result.stderr
 
 
 def test_the_line_of_the_file_that_names_a_missing_plugin_is_told(dynamo: RunCli, config: Path) -> None:

@@ -757,3 +757,22 @@ async def test_the_official_client_gets_its_own_errors(sdk: anthropic.AsyncAnthr
     with pytest.raises(anthropic.APIError):
         async with sdk.messages.stream(**body()) as stream:
             await stream.get_final_message()
+
+
+async def test_models_are_listed_in_pages_for_clients_of_the_api(sdk: anthropic.AsyncAnthropic, server: Any) -> None:
+    page = await sdk.models.list(limit=1)
+    one = await sdk.models.retrieve("m")
+
+    assert [model.id for model in page.data] == ["m"]
+    assert (one.id, one.display_name, one.type, one.created_at.year) == ("m", "m", "model", 1970)
+    reply = await server.get("/v1/models")
+    assert reply.json()["object"] == "list", "without the header it is the list of the OpenAI API"
+
+
+async def test_errors_of_the_model_list_are_worded_as_the_api_does(sdk: anthropic.AsyncAnthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match=r"'type': 'not_found_error'.*Model not found: 'none'"):
+        await sdk.models.retrieve("none")
+    with pytest.raises(anthropic.BadRequestError, match="limit is not a number from 1 to 1000"):
+        await sdk.models.list(limit=0)
+    with pytest.raises(anthropic.BadRequestError, match="after_id: Validation: There is no model 'none'"):
+        await sdk.models.list(after_id="none")

@@ -215,6 +215,7 @@ def resolve(
     _check_reach(loaded, resolved)
     _check_workers(loaded, resolved)
     if frontend:
+        _check_routes(resolved)
         _check_listeners(loaded)
         check_access(loaded)
     return resolved
@@ -318,6 +319,12 @@ def _check_extensions(loaded: LoadedSettings, resolved: Resolved) -> None:
                 f"{place}: extension {picked.name!r} is for operators only, and all clients reach the only listener: "
                 f"set admin.port, such as 9090, or leave {name!r} out"
             )
+
+
+def _check_routes(resolved: Resolved) -> None:
+    """Check the routes that the settings tell. Those that only a frontend knows are checked when it is made."""
+    if resolved.frontend is not None:
+        resolved.frontend.cls.claims(resolved.frontend.config)
 
 
 def _check_reach(loaded: LoadedSettings, resolved: Resolved) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
 from dynamo_core import TaskSet
@@ -21,6 +21,8 @@ from dynamo_generation.templates.process import PROCESSES, STARTS, LimitedProces
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, Principal
+
+Constraints: TypeAlias = Sequence[SchemaConstraint]
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class SchemaChecker:
                 constraints = list(choice.answered.constraints())
                 choice.verdict = await self.check(constraints, model, owner) if constraints else None
 
-    async def check(self, constraints: Sequence[SchemaConstraint], model: str, owner: object) -> Verdict | None:
+    async def check(self, constraints: Constraints, model: str, owner: object) -> Verdict | None:
         """What is wrong with an answer of this model; None if nothing is. An owner has one check at a time."""
         quick = min(_QUICK, self._timeout)
         checked = await self._try(self._quick, owner, constraints, quick)
@@ -103,9 +105,7 @@ class SchemaChecker:
         await asyncio.gather(*(process.end() for process in self._idle))
         self._idle.clear()
 
-    async def _try(
-        self, queue: _Queue, owner: object, constraints: Sequence[SchemaConstraint], seconds: float
-    ) -> Checked | None:
+    async def _try(self, queue: _Queue, owner: object, constraints: Constraints, seconds: float) -> Checked | None:
         """Return what a process has found within `seconds`; None if it took longer, or waited too long for its turn."""
         clock = asyncio.get_running_loop().time
         turn = queue.turn_of(owner)
@@ -119,9 +119,7 @@ class SchemaChecker:
         except TimeoutError:
             return None
 
-    async def _ask(
-        self, process: LimitedProcess, constraints: Sequence[SchemaConstraint], seconds: float
-    ) -> Checked | None:
+    async def _ask(self, process: LimitedProcess, constraints: Constraints, seconds: float) -> Checked | None:
         job = SchemaJob([(constraint.text, constraint.schema) for constraint in constraints], seconds)
         checked = await process.ask(lambda: job, Checked)
         if checked is None or checked.last or self._closed:

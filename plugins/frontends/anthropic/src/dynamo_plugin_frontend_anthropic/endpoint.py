@@ -81,8 +81,7 @@ class _Wording(ModelEndpoint[ParsedT]):
 
     def respond_error(self, problem: Problem) -> web.Response:
         """An error as an answer of its own."""
-        worded = msgspec.structs.replace(problem, headers=_headers(problem.headers)) if problem.headers else problem
-        return error_response(worded, error_body(problem))
+        return respond_error(problem)
 
     def last_event(self, exchange: Exchange, problem: Problem, error: Exception) -> bytes:
         """The event that ends a stream which broke."""
@@ -127,6 +126,12 @@ class _Detail(msgspec.Struct, omit_defaults=True):
 class _Body(msgspec.Struct):
     error: _Detail
     type: str = "error"
+
+
+def respond_error(problem: Problem) -> web.Response:
+    """Return an error as an answer of its own."""
+    worded = msgspec.structs.replace(problem, headers=_headers(problem.headers)) if problem.headers else problem
+    return error_response(worded, error_body(problem))
 
 
 def error_body(problem: Problem) -> bytes:

@@ -53,6 +53,26 @@ class AnthropicMessage(msgspec.Struct):
     structured_output: Verdict | UnsetType = UNSET
 
 
+class ServedModelInfo(msgspec.Struct):
+    """A model, as the Anthropic API lists it."""
+
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int | None
+    type: Literal["model"] = "model"
+    lifecycle: Literal["active"] = "active"
+
+
+class ServedModels(msgspec.Struct):
+    """A page of the list of models."""
+
+    data: list[ServedModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class TokenCount(msgspec.Struct):
     """How many tokens the request has."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from dynamo_core import HttpRoute, PluginConfig
 from dynamo_generation.api import Api, post
@@ -46,6 +46,18 @@ class OpenAIFrontend(Api):
         yield from Description(
             config.openapi_path, config.docs_path, self.generation.operations, self.services.routes
         ).own()
+
+    @classmethod
+    def claims(cls, config: PluginConfig) -> Iterable[str]:
+        """Return the public routes as the settings tell them."""
+        config = cast("OpenAIConfig", config)
+        posts = (config.chat_path, config.completions_path, config.embeddings_path, config.tokenize_path)
+        for path in (*posts, config.detokenize_path, *config.score_paths, *config.rerank_paths):
+            yield f"POST {path}"
+        one = f"{config.models_path}/{{id:.+}}"
+        lists = (config.models_path, f"{one}/ready", one, config.list_models_path)
+        for path in (*lists, config.openapi_path, config.docs_path):
+            yield f"GET {path}"
 
     def _for_operators(self) -> Iterable[Operation]:
         control = self.services.thresholds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -237,10 +238,14 @@ def _limit(wished: int | None, prompt: int, context: int | None) -> int | None:
 _SAME = tuple(
     name for name in SamplingOptions.__struct_fields__ if name in GenerationRequest.__struct_fields__ and name != "n"
 )
+_same_of = attrgetter(*_SAME)
 
 
 def _sampling(request: GenerationRequest, choice: int) -> SamplingOptions:
-    options = SamplingOptions(**{name: getattr(request, name) for name in _SAME})
+    options = SamplingOptions()
+    for name, value in zip(_SAME, _same_of(request), strict=True):
+        if value is not None:
+            setattr(options, name, value)
     options.logit_bias = request.logit_bias or None
     options.guided_decoding = request.guided
     if request.seed is not None:

@@ -140,7 +140,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return Wish(switch, self.reasoning_effort, budget)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CheckedChat:
     """A checked request, and what was found out on the way."""
 

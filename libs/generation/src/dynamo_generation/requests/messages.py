@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
@@ -35,19 +34,21 @@ class Message(msgspec.Struct, kw_only=True):
     tool_calls: list[ToolCall] | None = None
 
 
-@dataclass(slots=True)
 class MessageReview:
     """What one pass over messages finds."""
 
-    #: The first message without the content that it needs.
-    fault: InvalidArgument | None = None
-    #: The refusal of the first content that is no text, or of the first call that is of no function.
-    refusal: InvalidArgument | None = None
-    call_ids: list[str] = field(default_factory=list)
-    #: Characters of contents and arguments, and the most parts of a message.
-    size: int = 0
-    parts: int = 0
-    _arguments: ArgumentBounds = field(default_factory=ArgumentBounds)
+    __slots__ = ("_arguments", "call_ids", "fault", "parts", "refusal", "size")
+
+    def __init__(self) -> None:
+        #: The first message without the content that it needs.
+        self.fault: InvalidArgument | None = None
+        #: The refusal of the first content that is no text, or of the first call that is of no function.
+        self.refusal: InvalidArgument | None = None
+        self.call_ids: list[str] = []
+        #: Characters of contents and arguments, and the most parts of a message.
+        self.size = 0
+        self.parts = 0
+        self._arguments = ArgumentBounds()
 
     def look_at(self, message: Message, index: int) -> None:
         """Look at the next message."""

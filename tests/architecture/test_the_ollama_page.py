@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from dynamo_generation.requests import fields
 from dynamo_plugin_frontend_ollama.requests import (
+    CHAT_PASSIVE,
+    EMBED_PASSIVE,
+    GENERATE_PASSIVE,
+    OPTIONS_PASSIVE,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
@@ -25,7 +29,7 @@ READ = (
     OllamaMessage,
     OllamaOptions,
 )
-TABLES = (fields.OLLAMA_CHAT, fields.OLLAMA_EMBED, fields.OLLAMA_GENERATE, fields.OLLAMA_OPTIONS)
+TABLES = (CHAT_PASSIVE, EMBED_PASSIVE, GENERATE_PASSIVE, OPTIONS_PASSIVE)
 #: What is said in other words.
 OTHERWISE = {"model", "tool_call_id"}
 
@@ -40,8 +44,8 @@ def test_every_field_is_in_the_tables_and_no_other() -> None:
     assert first <= known
 
 
-@pytest.mark.parametrize("name", fields.OLLAMA_OPTIONS)
+@pytest.mark.parametrize("name", OPTIONS_PASSIVE)
 def test_an_option_is_without_effect_or_only_asks_for_nothing(name: str) -> None:
     [row] = [line for line in PAGE.splitlines() if line.startswith("|") and f"`{name}`" in line.split(" | ")[0]]
 
-    assert ("without effect" in row) is fields.has_no_effect(fields.OLLAMA_OPTIONS[name])
+    assert ("without effect" in row) is fields.has_no_effect(OPTIONS_PASSIVE[name])

@@ -36,7 +36,7 @@ def small(piece: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, most in BOUNDS.items():
             patch.setattr(bounds, name, most)
-        patch.setattr(bounds, "INLINE", 0)
+        patch.setattr(bounds, "SHORT", 0)
         patch.setattr(structure, "PIECE", piece)
         patch.setattr(structure, "NAMED_PIECE", piece)
         yield

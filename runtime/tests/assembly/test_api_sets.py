@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -90,6 +91,39 @@ def test_two_apis_that_claim_a_route_are_a_config_error() -> None:
 
     with pytest.raises(ConfigError, match="'one' and 'other' both serve GET /x: set another path"):
         list(made.routes())
+
+
+def test_two_apis_that_claim_a_route_by_their_settings_are_a_config_error_before_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(One, "claims", classmethod(lambda cls, config: [f"GET {config.one_path}"]))
+
+    with pytest.raises(ConfigError, match="'one' and 'other' both serve GET /one: set another path"):
+        list(APIS.claims(APIS.Config()))
+
+
+class Form(One):
+    """Serves the path of another API in a form of its own."""
+
+    NAME = "form"
+
+    def routes(self) -> Iterable[HttpRoute]:
+        return [HttpRoute("GET", "/one", other_form, header="x-form")]
+
+
+async def other_form(http: Any) -> Any:
+    return "the other form"
+
+
+async def test_route_answers_in_form_of_the_header_that_client_sends() -> None:
+    apis = api_set({"form": Form, "one": One})
+    [route] = apis(apis.Config(), None).routes()  # type: ignore[arg-type]
+    plain: Any = SimpleNamespace(headers={})
+    formed: Any = SimpleNamespace(headers={"x-form": "1"})
+
+    answers: list[Any] = [await route.handler(plain), await route.handler(formed)]
+
+    assert answers == [plain, "the other form"]
 
 
 def test_one_api_is_itself() -> None:

@@ -172,6 +172,15 @@ def test_a_transport_between_processes_goes_with_a_discovery_between_processes(d
     assert dynamo("check", config, "--set", "transport.use=far", "--set", "discovery.use=far").exit_code == 0
 
 
+def test_line_of_list_entry_that_names_a_missing_api_is_told(dynamo: RunCli, config: Path) -> None:
+    listed = "frontend:\n  - {use: fake}\n  - {use: fakes}\n"
+    config.write_text(listed + config.read_text().replace("frontend: {use: fake}\n", "", 1))
+
+    result = dynamo("check", config)
+
+    assert "config.yaml:3: frontend[1].use: there is no frontend 'fakes'" in result.stderr
+
+
 def test_the_line_of_the_file_that_names_a_missing_plugin_is_told(dynamo: RunCli, config: Path) -> None:
     config.write_text(config.read_text().replace("router: {use: fake}", "router: {use: sharp}"))
 

@@ -275,6 +275,14 @@ class Frontend(Plugin, AsyncResource):
         the public one is kept.
         """
 
+    @classmethod
+    def claims(cls, config: PluginConfig) -> Iterable[str]:
+        """Return `HttpRoute.claim` of the public routes, as far as the settings alone tell them.
+
+        ``dynamo check`` refuses two APIs with the same.
+        """
+        return ()
+
     @abstractmethod
     def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
         """Makes the tokenizer of a model that has appeared. Called in a thread, once per model.

@@ -40,7 +40,8 @@ class HttpRoute:
     an error that it raises. Without it the listener words them. A route with `before_ready` is served while the process
     still starts; other routes answer 503 then. Unless a route is `guarded`, callers need not show the key or the token
     of its listener: its handler checks who calls. An operators' route that `acts` changes something for all clients:
-    where no token is configured, it serves callers on this host only, and no pages of a browser.
+    where no token is configured, it serves callers on this host only, and no pages of a browser. Several APIs may serve
+    one path, each in its own form, if all but one name the `header` by which their clients are known.
     """
 
     method: str
@@ -52,6 +53,12 @@ class HttpRoute:
     before_ready: bool = False
     guarded: bool = True
     acts: bool = False
+    header: str = ""
+
+    @property
+    def claim(self) -> str:
+        """What no other API may serve: ``GET /v1/models``, with the header that tells it from other forms."""
+        return " ".join(filter(None, (self.method, self.path, self.header)))
 
     @property
     def display_path(self) -> str:

@@ -30,6 +30,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import aiohttp
 from dynamo_core.contracts.frontend import Frontend, FrontendServices
+from dynamo_core.contracts.http_route import ListenerName
 from dynamo_core.errors import ConfigError, DynamoError, EngineShutdown, InvalidArgument, ServiceOverloaded, problem_of
 from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.records import RequestRecord
@@ -111,6 +112,9 @@ class FrontendKit:
             assert route.summary, f"{where}: a line of summary is missing, for the list of routes"
             assert where not in seen, f"{where}: there twice"
             seen.add(where)
+        claims = set(house.frontend.claims(house.frontend.config))
+        known = {route.claim for route in house.routes if route.listener is ListenerName.PUBLIC}
+        assert not claims or claims == known, f"claimed and not served, or the other way: {claims ^ known}"
         await house.aclose()
 
     async def test_it_can_be_closed_twice_and_without_a_start(self, make_frontend: FrontendFactory) -> None:

@@ -14,8 +14,12 @@ from anthropic.types.beta import message_create_params as beta_create
 from dynamo_core import BackendError, CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_core.errors import ModelNotFound, ServiceOverloaded, StreamIncomplete, Unavailable
 from dynamo_generation.answers.blocks import Blocks, Change
-from dynamo_generation.requests import fields as fields_table
-from dynamo_plugin_frontend_anthropic.requests import CountTokensRequest, MessagesRequest
+from dynamo_plugin_frontend_anthropic.requests import (
+    COUNT_TOKENS_PASSIVE,
+    MESSAGES_PASSIVE,
+    CountTokensRequest,
+    MessagesRequest,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -566,8 +570,8 @@ async def test_the_answer_says_that_the_context_was_not_edited(server: Any, mode
 
 def test_every_field_of_the_official_client_is_known() -> None:
     for params, known, passive in (
-        (beta_create.MessageCreateParamsStreaming, MessagesRequest, fields_table.MESSAGES),
-        (beta_count.MessageCountTokensParams, CountTokensRequest, fields_table.COUNT_TOKENS),
+        (beta_create.MessageCreateParamsStreaming, MessagesRequest, MESSAGES_PASSIVE),
+        (beta_count.MessageCountTokensParams, CountTokensRequest, COUNT_TOKENS_PASSIVE),
     ):
         # `betas` is a header.
         assert set(params.__annotations__) - {"betas"} - set(known.__struct_fields__) - set(passive) == set()
@@ -753,3 +757,22 @@ async def test_the_official_client_gets_its_own_errors(sdk: anthropic.AsyncAnthr
     with pytest.raises(anthropic.APIError):
         async with sdk.messages.stream(**body()) as stream:
             await stream.get_final_message()
+
+
+async def test_models_are_listed_in_pages_for_clients_of_the_api(sdk: anthropic.AsyncAnthropic, server: Any) -> None:
+    page = await sdk.models.list(limit=1)
+    one = await sdk.models.retrieve("m")
+
+    assert [model.id for model in page.data] == ["m"]
+    assert (one.id, one.display_name, one.type, one.created_at.year) == ("m", "m", "model", 1970)
+    reply = await server.get("/v1/models")
+    assert reply.json()["object"] == "list", "without the header it is the list of the OpenAI API"
+
+
+async def test_errors_of_the_model_list_are_worded_as_the_api_does(sdk: anthropic.AsyncAnthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError, match=r"'type': 'not_found_error'.*Model not found: 'none'"):
+        await sdk.models.retrieve("none")
+    with pytest.raises(anthropic.BadRequestError, match="limit is not a number from 1 to 1000"):
+        await sdk.models.list(limit=0)
+    with pytest.raises(anthropic.BadRequestError, match="after_id: Validation: There is no model 'none'"):
+        await sdk.models.list(after_id="none")

@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from dynamo_core import BackendError, CompletionUsage, FinishReason, Frontend, LLMEngineOutput, Parsers
 from dynamo_core.errors import ServiceOverloaded
-from dynamo_generation.requests import fields as fields_table
 from dynamo_plugin_frontend_ollama.frontend import OllamaFrontend
 from dynamo_plugin_frontend_ollama.requests import (
+    CHAT_PASSIVE,
+    EMBED_PASSIVE,
+    GENERATE_PASSIVE,
+    OPTIONS_PASSIVE,
     OllamaChatRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
@@ -568,10 +571,10 @@ async def test_streams_are_described_as_lines(server: Any) -> None:
 
 def test_no_field_is_both_read_and_without_effect() -> None:
     for kind, table in (
-        (OllamaChatRequest, fields_table.OLLAMA_CHAT),
-        (OllamaGenerateRequest, fields_table.OLLAMA_GENERATE),
-        (OllamaEmbedRequest, fields_table.OLLAMA_EMBED),
-        (OllamaOptions, fields_table.OLLAMA_OPTIONS),
+        (OllamaChatRequest, CHAT_PASSIVE),
+        (OllamaGenerateRequest, GENERATE_PASSIVE),
+        (OllamaEmbedRequest, EMBED_PASSIVE),
+        (OllamaOptions, OPTIONS_PASSIVE),
     ):
         assert not set(kind.__struct_fields__) & set(table)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import GUIDED, FinishReason, Parsers
-from dynamo_generation.choices.schema_check import Claim
+from dynamo_generation.choices.schema_validation import SchemaConstraint
 from dynamo_generation.templates.process import LimitedProcess
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, KimiK2Parser, MistralParser
 from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
@@ -265,7 +265,7 @@ async def test_a_check_that_runs_while_the_frontend_ends_leaves_no_process(
     monkeypatch.setattr(LimitedProcess, "_start", start)
     checker = server.generation._checker
     checker._timeout = 30.0
-    checking = asyncio.create_task(checker.check([Claim("the answer", "{}", SCHEMA)], "m", "me"))
+    checking = asyncio.create_task(checker.check([SchemaConstraint("the answer", "{}", SCHEMA)], "m", "me"))
     await asyncio.sleep(0)
 
     await checker.aclose()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from dynamo_core import ContentDelta, Principal
 from dynamo_generation.choices.choice import Choice
-from dynamo_generation.choices.schema_check import SchemaChecker, Verdict
-from dynamo_generation.choices.schema_validation import Answered
+from dynamo_generation.choices.schema_check import SchemaChecker
+from dynamo_generation.choices.schema_validation import CollectedAnswer, Verdict
 
 #: Its regular expression looks at every way to split the letters.
 SLOW = ('"' + "a" * 40 + '!"', {"type": "string", "pattern": "^(a+)+$"})
@@ -20,7 +20,7 @@ PLAIN = ('"a"', {"type": "string"})
 def ended(text: str, schema: dict[str, Any]) -> Choice:
     """A choice that has ended, with a text that is to be as a schema says."""
     choice = Choice(0)
-    choice.answered = Answered(schema, {})
+    choice.answered = CollectedAnswer(schema, {})
     choice.answered.add([ContentDelta(text)])
     choice.finish_reason = "stop"
     return choice

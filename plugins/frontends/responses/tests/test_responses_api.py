@@ -11,9 +11,13 @@ import openai
 import pytest
 from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_core.errors import ServiceOverloaded, StreamIncomplete
-from dynamo_generation.requests import fields as fields_table
 from dynamo_generation.requests.thoughts import packed, unpacked
-from dynamo_plugin_frontend_responses.requests import InputTokensRequest, ResponsesRequest
+from dynamo_plugin_frontend_responses.requests import (
+    INPUT_TOKENS_PASSIVE,
+    RESPONSES_PASSIVE,
+    InputTokensRequest,
+    ResponsesRequest,
+)
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.responses import input_token_count_params, response_create_params
@@ -560,8 +564,8 @@ async def test_what_does_not_change_the_meaning_of_an_answer_is_accepted(server:
 
 def test_every_field_of_the_official_client_is_known() -> None:
     for params, known, passive in (
-        (response_create_params.ResponseCreateParamsStreaming, ResponsesRequest, fields_table.RESPONSES),
-        (input_token_count_params.InputTokenCountParams, InputTokensRequest, fields_table.INPUT_TOKENS),
+        (response_create_params.ResponseCreateParamsStreaming, ResponsesRequest, RESPONSES_PASSIVE),
+        (input_token_count_params.InputTokenCountParams, InputTokensRequest, INPUT_TOKENS_PASSIVE),
     ):
         assert set(params.__annotations__) - set(known.__struct_fields__) - set(passive) == set()
 

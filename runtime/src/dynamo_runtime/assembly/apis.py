@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import ClassVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.frontend import Frontend, FrontendServices
 from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 
 class ApiSet(Frontend):
@@ -24,22 +28,30 @@ class ApiSet(Frontend):
         self._frontends = [api(config, services) for api in self.APIS.values()]
 
     def routes(self) -> Iterable[HttpRoute]:
-        """The routes of all of them.
+        """The routes of all of them; those of one path in several forms are one route.
 
         Raises:
             ConfigError: two have the same.
         """
-        taken: dict[tuple[str, str, str], str] = {}
+        claimed: list[tuple[str, str]] = []
+        forms: dict[tuple[str, str, str], list[HttpRoute]] = {}
         for frontend in self._frontends:
             for route in frontend.routes():
-                key = route.method, route.path, route.listener
-                if key in taken:
-                    raise ConfigError(
-                        f"frontend: {taken[key]!r} and {frontend.NAME!r} both serve {route.method} {route.path}: "
-                        "set another path for one of them, or leave one out"
-                    )
-                taken[key] = frontend.NAME
-                yield route
+                claimed.append((frontend.NAME, f"{route.claim} {route.listener}"))
+                forms.setdefault((route.method, route.path, route.listener), []).append(route)
+        _check_once(claimed)
+        return [_one_of_forms(routes) for routes in forms.values()]
+
+    @classmethod
+    def claims(cls, config: PluginConfig) -> Iterable[str]:
+        """Return the claims of all of them.
+
+        Raises:
+            ConfigError: two have the same.
+        """
+        claimed = [(api.NAME, claim) for api in cls.APIS.values() for claim in api.claims(config)]
+        _check_once(claimed)
+        return [claim for _, claim in claimed]
 
     def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
         """Make the tokenizer of a model; see `Frontend.load_tokenizer`."""
@@ -66,6 +78,32 @@ class ApiSet(Frontend):
         async with AsyncExitStack() as stack:
             for frontend in self._frontends:
                 stack.push_async_callback(frontend.aclose)
+
+
+def _check_once(claimed: Iterable[tuple[str, str]]) -> None:
+    """Check that no two APIs, by their names, claim the same route."""
+    taken: dict[str, str] = {}
+    for name, claim in claimed:
+        if claim in taken:
+            method, path, *_ = claim.split(" ")
+            raise ConfigError(
+                f"frontend: {taken[claim]!r} and {name!r} both serve {method} {path}: "
+                "set another path for one of them, or leave one out"
+            )
+        taken[claim] = name
+
+
+def _one_of_forms(routes: Sequence[HttpRoute]) -> HttpRoute:
+    """Return the route that answers each client in the form whose header it sends, else in the form without one."""
+    usual = next((route for route in routes if not route.header), routes[0])
+    others = [route for route in routes if route is not usual]
+    if not others:
+        return usual
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await next((route for route in others if route.header in request.headers), usual).handler(request)
+
+    return replace(usual, handler=answer)
 
 
 def api_set(apis: Mapping[str, type[Frontend]]) -> type[Frontend]:

@@ -37,7 +37,7 @@ from dynamo_http.auth import AdminToken, ApiKeys
 
 from dynamo_runtime.assembly.apis import api_set
 from dynamo_runtime.settings import AdmissionSection, LoadedSettings, Settings
-from dynamo_runtime.settings.tree import location
+from dynamo_runtime.settings.tree import Leaf, find, location
 from dynamo_runtime.worker.parser_choice import model_text
 
 #: The kind of plugins that are APIs for clients.
@@ -215,6 +215,7 @@ def resolve(
     _check_reach(loaded, resolved)
     _check_workers(loaded, resolved)
     if frontend:
+        _check_routes(resolved)
         _check_listeners(loaded)
         check_access(loaded)
     return resolved
@@ -268,7 +269,17 @@ def _listed_api(name: str, loaded: LoadedSettings, loader: PluginLoader) -> type
     try:
         return cast("type[Frontend]", loader.load(FRONTEND_KIND, name))
     except PluginError as error:
-        raise ConfigError(f"{_place(loaded, 'frontend.apis')}: {error}", cause=error) from error
+        raise ConfigError(f"{_place_of_api(name, loaded)}: {error}", cause=error) from error
+
+
+def _place_of_api(name: str, loaded: LoadedSettings) -> str:
+    """Return the place of the entry that lists an API."""
+    key = "frontend.apis"
+    listed = find(loaded.tree, key.split("."))
+    for index, entry in enumerate(listed.items if isinstance(listed, Leaf) else ()):
+        if isinstance(entry, Leaf) and entry.value == name:
+            return location(entry.origin, f"frontend[{index}].use")
+    return _place(loaded, key)
 
 
 def _place(loaded: LoadedSettings, key: str) -> str:
@@ -308,6 +319,12 @@ def _check_extensions(loaded: LoadedSettings, resolved: Resolved) -> None:
                 f"{place}: extension {picked.name!r} is for operators only, and all clients reach the only listener: "
                 f"set admin.port, such as 9090, or leave {name!r} out"
             )
+
+
+def _check_routes(resolved: Resolved) -> None:
+    """Check the routes that the settings tell. Those that only a frontend knows are checked when it is made."""
+    if resolved.frontend is not None:
+        resolved.frontend.cls.claims(resolved.frontend.config)
 
 
 def _check_reach(loaded: LoadedSettings, resolved: Resolved) -> None:

@@ -43,5 +43,5 @@ def join_frontends(layer: Table) -> Table:
                 )
     if not apis:
         raise ConfigError(f"{location(node.origin, _KEY)}: name at least one API, such as {{use: openai}}")
-    children["apis"] = Leaf([use.value for use in apis], node.origin)
+    children["apis"] = Leaf([use.value for use in apis], node.origin, items=tuple(apis))
     return replace(layer, children={**layer.children, _KEY: Table(node.origin, children)})

@@ -144,8 +144,15 @@ def _resolve_leaf(leaf: Leaf, env: Mapping[str, str], path: Path, keys: Path, le
         return replace(leaf, shown=f"{HIDDEN} ({missing.reason})", hidden=True, unfilled=True)
     shown = redacted(keys, shown)
     hidden = shown != value
-    text = leaf.text if value == leaf.value else None
-    return Leaf(value, leaf.origin, text, shown if hidden else None, hidden)
+    as_written = value == leaf.value
+    return Leaf(
+        value,
+        leaf.origin,
+        leaf.text if as_written else None,
+        shown if hidden else None,
+        hidden,
+        items=leaf.items if as_written else (),
+    )
 
 
 def _fill_in(value: Any, env: Mapping[str, str], where: str) -> tuple[Any, Any]:

@@ -1,21 +1,22 @@
 """How large and how deep a body may be, found out from its bytes: nothing is built of one that is not within bounds.
 
 Objects cost up to a hundred times their bytes in a body, and code that walks them recurses. The counting is one pass
-over the bytes, which ends where a bound is passed.
+over the bytes, which ends where a bound is passed. It also tells how many names the outermost object gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import UNREADABLE, shown
 
-from dynamo_generation.bodies.structure import depths, outermost_names, outside_of_strings
+from dynamo_generation.bodies.structure import outermost_names, outside_of_strings
 
+#: Bytes up to which looking for each name takes less time than looking at the structure.
+SHORT = 2048
 #: Up to this many bytes a body is read at once; decoding a larger one is left to a thread.
 INLINE = 64 * 1024
 #: Lists and objects inside each other, the body itself being the first.
@@ -30,8 +31,17 @@ MAX_VALUES = 1_000_000
 _DEEP = f"is nested too deeply: at most {MAX_DEPTH} lists and objects inside each other are allowed"
 #: Texts of an outermost object whose field that is out of bounds is looked for.
 _MOST_TEXTS = 20_000
-#: Messages, or parts of one, that a template takes about a millisecond for.
-_MANY = 256
+_COLON = ord(":")
+_OPENING = frozenset(b"[{")
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{}:"))
+
+
+class Measure(NamedTuple):
+    """How many lists and objects a JSON text has, how many commas between values, and names in its outermost object."""
+
+    containers: int
+    values: int
+    names: int
 
 
 class _TooDeep(Exception):
@@ -50,17 +60,20 @@ class _TooMany(Exception):
         self.end = end
 
 
-def check_bounds(body: bytes) -> None:
-    """Checks a body that may not even be JSON.
+def check_bounds(body: bytes) -> int | None:
+    """Check a body that may not even be JSON.
+
+    Returns:
+        The names that its outermost object gives, those that it gives twice counted twice; None for a short body.
 
     Raises:
         InvalidArgument: it is out of bounds; `field` is the field of the body that is, if that can be told.
     """
-    if len(body) <= INLINE and body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+    if len(body) <= SHORT and body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         # As many in texts as outside of them: it is enough that they are few.
-        return
+        return None
     try:
-        _measure(body)
+        return measure(body).names
     except _TooDeep as error:
         names = [name for _, name in _outermost(body[: error.end])[-1:]]
         raise InvalidArgument(f"Validation: The body {_DEEP}", field=_readable(names)) from None
@@ -69,13 +82,13 @@ def check_bounds(body: bytes) -> None:
         raise InvalidArgument(f"Validation: {field or 'The body'} has {error}", field=field) from None
 
 
-def _measure(text: bytes) -> tuple[int, int]:
-    """Return how many lists and objects a JSON text has, and how many commas between values.
+def measure(text: bytes) -> Measure:
+    """Count what is in a JSON text; of one that is none, up to where that shows.
 
     Raises:
         _TooDeep, _TooMany: more than there may be; the rest of the text is not looked at.
     """
-    depth = quotes = containers = values = 0
+    depth = quotes = containers = values = names = 0
     for end, more, outside in outside_of_strings(text):
         quotes += more
         if quotes > 2 * MAX_STRINGS:
@@ -83,13 +96,19 @@ def _measure(text: bytes) -> tuple[int, int]:
         values += outside.count(b",")
         containers += outside.count(b"[") + outside.count(b"{")
         _check_sums(containers, values, end)
-        for depth in depths(outside, depth):  # noqa: B020 - the depth is carried on
-            if depth < 0:
-                # No JSON, as the parser will say.
-                return containers, values
-            if depth > MAX_DEPTH:
-                raise _TooDeep(end)
-    return containers, values
+        for char in outside.translate(None, _NOT_STRUCTURE):
+            if char == _COLON:
+                names += depth == 1
+            elif char in _OPENING:
+                depth += 1
+                if depth > MAX_DEPTH:
+                    raise _TooDeep(end)
+            else:
+                depth -= 1
+                if depth < 0:
+                    # No JSON, as the parser will say.
+                    return Measure(containers, values, names)
+    return Measure(containers, values, names)
 
 
 def _check_sums(containers: int, values: int, end: int = 0) -> None:
@@ -122,49 +141,27 @@ def _readable(names: list[bytes]) -> str | None:
         return None
 
 
-def check_arguments(raw: dict[str, Any]) -> None:
-    """Checks the arguments of earlier calls: JSON inside of texts, which templates are shown as objects.
+class ArgumentBounds:
+    """The bounds of the arguments of earlier calls: JSON inside of texts, which templates are shown as objects."""
 
-    Raises:
-        InvalidArgument: naming the first that leads out of bounds, all of them counted together.
-    """
-    containers = values = 0
-    for field, text in _arguments(raw.get("messages")):
+    def __init__(self) -> None:
+        self._containers = self._values = 0
+
+    def add(self, text: str, message: int, call: int) -> None:
+        """Count the arguments of a call of a message, both by their places.
+
+        Raises:
+            InvalidArgument: they lead out of bounds, all of them counted together.
+        """
         if len(text) <= MAX_DEPTH:
-            continue
+            return
+        field = f"messages[{message}].tool_calls[{call}].function.arguments"
         try:
-            more = _measure(text.encode("utf-8", "replace"))
-            containers, values = containers + more[0], values + more[1]
-            _check_sums(containers, values)
+            more = measure(text.encode("utf-8", "replace"))
+            self._containers += more.containers
+            self._values += more.values
+            _check_sums(self._containers, self._values)
         except _TooDeep:
             raise InvalidArgument(f"Validation: {field} {_DEEP}", field=field) from None
         except _TooMany as error:
             raise InvalidArgument(f"Validation: {field} has {error}, in all calls together", field=field) from None
-
-
-def is_long(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a template takes so long for a conversation that its shape is checked that a thread should render it."""
-    if len(messages) > _MANY:
-        return True
-    size = 0
-    for message in messages:
-        content = message.get("content")
-        if isinstance(content, list):
-            if len(content) > _MANY:
-                return True
-            content = "".join(part.get("text") or "" for part in content)
-        size += len(content or "")
-    return size + sum(len(text) for _, text in _arguments(messages)) > INLINE
-
-
-def _arguments(messages: Any) -> Iterator[tuple[str, str]]:
-    """The arguments that are texts, each with its path. Nothing is known of the shape yet."""
-    for index, message in enumerate(messages if isinstance(messages, list) else ()):
-        calls = message.get("tool_calls") if isinstance(message, dict) else None
-        if calls is None:
-            continue
-        for number, call in enumerate(calls if isinstance(calls, list) else ()):
-            function = call.get("function") if isinstance(call, dict) else None
-            text = function.get("arguments") if isinstance(function, dict) else None
-            if isinstance(text, str):
-                yield f"messages[{index}].tool_calls[{number}].function.arguments", text

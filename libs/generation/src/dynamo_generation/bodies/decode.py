@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
-from aiohttp import web
-from dynamo_core import HttpFault
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import UNREADABLE, read, shown
 
-from dynamo_generation.bodies.bounds import INLINE, check_arguments, check_bounds
+from dynamo_generation.bodies.bounds import INLINE, check_bounds
 from dynamo_generation.bodies.duplicates import find_duplicate
 from dynamo_generation.bodies.limits import check_limits
-from dynamo_generation.bodies.pieces import Pieces, copied, free, is_long
+from dynamo_generation.bodies.pieces import Pieces, copied, is_long
 from dynamo_generation.bodies.unreadable import find_unreadable
 
 T = TypeVar("T", bound=msgspec.Struct)
-ResultT = TypeVar("ResultT")
 
-#: Bytes of a body that is parsed in pieces, and not beside others: that takes turns with the event loop as it is.
+#: Bytes of a body that is parsed in pieces.
 LARGE = 1024 * 1024
-_large_bodies = ThreadPoolExecutor(1, thread_name_prefix="large-body")
 
 #: For the description only: that something is missing is said in words of our own.
 NOT_EMPTY = msgspec.Meta(extra_json_schema={"minLength": 1, "minItems": 1})
@@ -57,46 +50,6 @@ def object_of(data: bytes | str) -> dict[str, Any]:
     return read(_objects, data)
 
 
-async def read_object(http: web.Request, *, typed: bool = True) -> dict[str, Any]:
-    """The body of a request as a JSON object. Unless it has to be `typed`, any content type will do.
-
-    Raises:
-        HttpFault: another content type.
-        aiohttp.web.HTTPRequestEntityTooLarge: larger than the listener allows, which words the answer.
-        InvalidArgument: not a JSON object.
-    """
-    kind = http.content_type
-    if typed and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise HttpFault(415, "Expected request with Content-Type application/json")
-    body = await http.read()
-    return await run_for_size(len(body), parse_object, body)
-
-
-async def run_for_size(size: int, function: Callable[..., ResultT], *args: object) -> ResultT:
-    """Call a function that works on so many bytes: at once, in a thread, or in the one thread for large bodies.
-
-    A cancelled caller waits for the thread, since that holds the memory of the body.
-    """
-    if size <= INLINE:
-        return function(*args)
-    loop = asyncio.get_running_loop()
-    running = loop.run_in_executor(_large_bodies if size > LARGE else None, lambda: function(*args))
-    try:
-        await asyncio.wait((running,))
-        return running.result()
-    finally:
-        if not running.done():
-            await asyncio.wait((running,))
-        # Its error has this frame, which would keep the body until the next collection of garbage.
-        del running
-
-
-def free_later(raw: dict[str, Any], size: int) -> None:
-    """Let a thread free, in steps, what a large body of `size` bytes was made into. Nothing may use it any more."""
-    if size > LARGE:
-        _large_bodies.submit(free, raw)
-
-
 def parse_object(body: bytes) -> dict[str, Any]:
     """A body as a JSON object within bounds.
 
@@ -107,13 +60,13 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         if pieces is not None:
             body = pieces.cut(body)
-        check_bounds(body)
+        names = check_bounds(body)
         value = msgspec.json.decode(body)
     except UNREADABLE as error:
         raise _unreadable(body, error, pieces is not None) from error
     if not isinstance(value, dict):
         raise InvalidArgument(f"{_PREFIX}expected an object")
-    duplicate = find_duplicate(body, value)
+    duplicate = find_duplicate(body, value, names)
     if duplicate is not None:
         twice = shown(duplicate)
         raise InvalidArgument(f"{_PREFIX}duplicate field `{twice}`", field=twice)
@@ -140,7 +93,6 @@ def to_struct(raw: dict[str, Any], cls: type[T]) -> T:
         InvalidArgument: a field is missing or of another type; `field` is its path.
     """
     check_limits(raw)
-    check_arguments(raw)
     # One conversion of a million values would keep the interpreter's lock. What they are is checked later.
     long = {name: raw[name] for name in getattr(cls, "ANY_LISTS", ()) if is_long(raw.get(name))}
     try:

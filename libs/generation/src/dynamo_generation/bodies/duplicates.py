@@ -10,24 +10,21 @@ from functools import lru_cache
 
 import msgspec
 
-from dynamo_generation.bodies.bounds import MAX_DEPTH
-from dynamo_generation.bodies.structure import outermost_names, outside_of_strings
-
-_COLON = ord(":")
-#: Bytes up to which looking for each name takes less time than looking at the structure.
-_SHORT = 2048
-_OPENING = frozenset(b"[{")
-_NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{}:"))
+from dynamo_generation.bodies.bounds import MAX_DEPTH, SHORT, measure
+from dynamo_generation.bodies.structure import outermost_names
 
 
-def find_duplicate(body: bytes, fields: Collection[str]) -> str | None:
-    """The first field of an object that is there twice; None if none is.
+def find_duplicate(body: bytes, fields: Collection[str], given: int | None = None) -> str | None:
+    """Return the first field of an object that is there twice; None if none is.
 
-    `body` is a JSON object that was found to have these different fields. Those of inner objects do not count.
+    `body` is a JSON object within bounds that was found to have these different fields, and to give `given` names, if
+    they have been counted. Those of inner objects do not count.
     """
-    if len(body) <= _SHORT and _all_once(body, fields):
-        return None
-    return None if _given(body) == len(fields) else _name(body)
+    if given is None:
+        if len(body) <= SHORT and _all_once(body, fields):
+            return None
+        given = measure(body).names
+    return None if given == len(fields) else _name(body)
 
 
 def _all_once(body: bytes, fields: Collection[str]) -> bool:
@@ -43,19 +40,6 @@ def _all_once(body: bytes, fields: Collection[str]) -> bool:
 
 #: A name as JSON.
 _quoted = lru_cache(maxsize=512)(msgspec.json.encode)
-
-
-def _given(body: bytes) -> int:
-    count = depth = 0
-    for _, _, outside in outside_of_strings(body):
-        for char in outside.translate(None, _NOT_STRUCTURE):
-            if char == _COLON:
-                count += depth == 1
-            elif char in _OPENING:
-                depth += 1
-            else:
-                depth -= 1
-    return count
 
 
 def _name(body: bytes) -> str | None:

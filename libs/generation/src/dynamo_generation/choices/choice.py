@@ -17,8 +17,7 @@ from dynamo_core import (
 )
 from dynamo_text import Detokenizer, StopStrings
 
-from dynamo_generation.choices.schema_check import Verdict
-from dynamo_generation.choices.schema_validation import Answered
+from dynamo_generation.choices.schema_validation import CollectedAnswer, Verdict
 from dynamo_generation.choices.scores import Scored, ScoreKeeper
 
 
@@ -72,7 +71,7 @@ class Choice:
         #: Whether it ended here, at a stop string or token, and the engine knows nothing of it.
         self.cut = False
         #: What gathers it for a check at its end, if there is one.
-        self.answered: Answered | None = None
+        self.answered: CollectedAnswer | None = None
         #: Why it is not what was asked for, if it was checked and is not.
         self.verdict: Verdict | None = None
         #: Whether nothing is lost if items are read late: there is no stop string to end the choice early.

@@ -22,7 +22,7 @@ from dynamo_generation.choices.call_filter import CallFilter
 from dynamo_generation.choices.choice import TokenChoice
 from dynamo_generation.choices.marker_tokens import NO_MARKERS, MarkerTokens
 from dynamo_generation.choices.reasoning_tokens import ReasoningCount
-from dynamo_generation.choices.schema_validation import Answered
+from dynamo_generation.choices.schema_validation import CollectedAnswer
 
 TOOL_CALLS = "tool_calls"
 
@@ -174,7 +174,7 @@ class ParsedChoice(TokenChoice):
         tokenizer: Tokenizer,
         parser: AnswerParser,
         stops: StopStrings | None = None,
-        answered: Answered | None = None,
+        answered: CollectedAnswer | None = None,
         *,
         markers: MarkerTokens = NO_MARKERS,
         count_calls: Callable[[AnswerParser], None] | None = None,

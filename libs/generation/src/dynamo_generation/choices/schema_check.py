@@ -8,21 +8,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
-import msgspec
 from dynamo_core import TaskSet
 
+from dynamo_generation.choices.choice import Choice
+from dynamo_generation.choices.schema_validation import SchemaConstraint, Verdict
 from dynamo_generation.templates.child import Checked, SchemaJob
 from dynamo_generation.templates.process import PROCESSES, STARTS, LimitedProcess
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, Principal
 
-    from dynamo_generation.choices.choice import Choice
+Constraints: TypeAlias = Sequence[SchemaConstraint]
 
 log = logging.getLogger(__name__)
 
@@ -34,22 +34,6 @@ _QUICK = 0.2
 _END = 5.0
 #: The reasons for which an answer ends that is all there.
 _WHOLE = ("stop", "tool_calls")
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A text that is to obey a schema; `what` is how messages call it."""
-
-    what: str
-    text: str
-    schema: dict[str, Any] | bool
-
-
-class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why an answer is not what was asked for. `valid` is None where that could not be found out."""
-
-    valid: bool | None
-    error: str
 
 
 class _Queue:
@@ -93,21 +77,21 @@ class SchemaChecker:
         for choice in choices:
             # One that was cut off says so itself.
             if choice.answered is not None and choice.finish_reason in _WHOLE:
-                claims = list(choice.answered.claims())
-                choice.verdict = await self.check(claims, model, owner) if claims else None
+                constraints = list(choice.answered.constraints())
+                choice.verdict = await self.check(constraints, model, owner) if constraints else None
 
-    async def check(self, claims: Sequence[Claim], model: str, owner: object) -> Verdict | None:
+    async def check(self, constraints: Constraints, model: str, owner: object) -> Verdict | None:
         """What is wrong with an answer of this model; None if nothing is. An owner has one check at a time."""
         quick = min(_QUICK, self._timeout)
-        checked = await self._try(self._quick, owner, claims, quick)
+        checked = await self._try(self._quick, owner, constraints, quick)
         if checked is None and quick < self._timeout:
-            checked = await self._try(self._long, owner, claims, self._timeout)
+            checked = await self._try(self._long, owner, constraints, self._timeout)
         if checked is None:
             verdict = Verdict(None, "it took too long to check")
         elif checked.at is None:
             return None
         else:
-            what = claims[checked.at].what
+            what = constraints[checked.at].what
             why = f"its schema cannot be used: {checked.fault}" if checked.violation is None else checked.violation
             verdict = Verdict(None if checked.violation is None else False, f"{what}: {why}")
         self._count.labels(model).inc()
@@ -121,7 +105,7 @@ class SchemaChecker:
         await asyncio.gather(*(process.end() for process in self._idle))
         self._idle.clear()
 
-    async def _try(self, queue: _Queue, owner: object, claims: Sequence[Claim], seconds: float) -> Checked | None:
+    async def _try(self, queue: _Queue, owner: object, constraints: Constraints, seconds: float) -> Checked | None:
         """Return what a process has found within `seconds`; None if it took longer, or waited too long for its turn."""
         clock = asyncio.get_running_loop().time
         turn = queue.turn_of(owner)
@@ -131,12 +115,12 @@ class SchemaChecker:
                 deadline.reschedule(clock() + STARTS)
                 await process.start()
                 deadline.reschedule(clock() + seconds)
-                return await self._ask(process, claims, seconds)
+                return await self._ask(process, constraints, seconds)
         except TimeoutError:
             return None
 
-    async def _ask(self, process: LimitedProcess, claims: Sequence[Claim], seconds: float) -> Checked | None:
-        job = SchemaJob([(claim.text, claim.schema) for claim in claims], seconds)
+    async def _ask(self, process: LimitedProcess, constraints: Constraints, seconds: float) -> Checked | None:
+        job = SchemaJob([(constraint.text, constraint.schema) for constraint in constraints], seconds)
         checked = await process.ask(lambda: job, Checked)
         if checked is None or checked.last or self._closed:
             await process.end()

@@ -1,4 +1,4 @@
-"""What an answer that no grammar guides has to be checked for."""
+"""Answers that are collected to be validated against the schemas of their request, where no grammar enforces them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,30 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import msgspec
 from dynamo_core import ContentDelta, ParserDelta, ToolCallArguments, ToolCallStart
-
-from dynamo_generation.choices.schema_check import Claim
 
 Schema: TypeAlias = dict[str, Any] | bool
 
 
+@dataclass(frozen=True, slots=True)
+class SchemaConstraint:
+    """A text that is to obey a schema; `what` is how messages call it."""
+
+    what: str
+    text: str
+    schema: Schema
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why an answer is not what was asked for. `valid` is None where that could not be found out."""
+
+    valid: bool | None
+    error: str
+
+
 @dataclass(slots=True)
-class Answered:
+class CollectedAnswer:
     """One answer, gathered for a check. `value` is the schema of an answer without calls, None if that is text.
 
     `strict` are the schemas of the arguments of functions, by name.
@@ -36,10 +51,10 @@ class Answered:
                 case ToolCallArguments(index, text):
                     self._calls[index][1].append(text)
 
-    def claims(self) -> Iterator[Claim]:
+    def constraints(self) -> Iterator[SchemaConstraint]:
         """What is to be true of it: of its value, or of its calls."""
         if self.value is not None and not self._calls:
-            yield Claim("the answer", "".join(self._content), self.value)
+            yield SchemaConstraint("the answer", "".join(self._content), self.value)
         for name, pieces in self._calls:
             if name in self.strict:
-                yield Claim(f"the arguments of {name}", "".join(pieces) or "{}", self.strict[name])
+                yield SchemaConstraint(f"the arguments of {name}", "".join(pieces) or "{}", self.strict[name])

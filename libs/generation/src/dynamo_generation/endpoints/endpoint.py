@@ -25,8 +25,7 @@ from dynamo_http import error_response, principal_of, set_request_id
 from dynamo_generation.answers import raw_response
 from dynamo_generation.answers.annotations import Timing
 from dynamo_generation.answers.sse import ClientGone, EventStream
-from dynamo_generation.bodies.bounds import INLINE
-from dynamo_generation.bodies.decode import free_later, read_object, run_for_size
+from dynamo_generation.bodies.reading import Body, read_body
 from dynamo_generation.endpoints.error_schema import ErrorBody
 from dynamo_generation.endpoints.errors import error_event, report
 from dynamo_generation.requests.end_user import Field, with_end_user
@@ -54,7 +53,7 @@ class Exchange:
     """One request to one model that exists."""
 
     http: web.Request
-    raw: dict[str, Any]
+    body: Body
     model: ServedModel
     inflight: InflightRequest
     timing: Timing
@@ -69,9 +68,7 @@ class Exchange:
 
     async def release_body(self) -> None:
         """Let go of a large body once an engine can be asked: its memory and its place are for others."""
-        if len(await self.http.read()) > INLINE:
-            self.raw = {}
-            await self.http.release()
+        await self.body.release(self.http)
 
 
 class ModelEndpoint(ABC, Generic[ParsedT]):
@@ -94,9 +91,13 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         self.services = services
         self._ignored = ignored
 
-    async def read(self, http: web.Request) -> dict[str, Any]:
-        """The body; with what a client may leave out, where an API has another default. Raises as `read_object`."""
-        return await read_object(http)
+    async def read(self, http: web.Request) -> Body:
+        """Return the body; with what a client may leave out, where an API has another default.
+
+        Raises:
+            Exception: as `read_body` does.
+        """
+        return await read_body(http)
 
     @abstractmethod
     def check(self, raw: dict[str, Any]) -> ParsedT:
@@ -123,28 +124,25 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         """The handler of the route."""
         timing = Timing()
         try:
-            raw = await self.read(http)
-            principal = with_end_user(principal_of(http), raw, self.USER, self.SESSION)
+            body = await self.read(http)
+            principal = with_end_user(principal_of(http), body.raw, self.USER, self.SESSION)
         except DynamoError as error:
             return self._reject(error)
         except web.RequestPayloadError:
             # The body is cut off, or late: the listener words the answer, as it does for every route.
             self.services.requests.refused("validation")
             raise
-        model = self.find(raw.get("model"), principal)
+        model = self.find(body.raw.get("model"), principal)
+        response: web.StreamResponse
         if isinstance(model, DynamoError):
-            response: web.StreamResponse = await self._refuse(http, raw, model, principal)
-            free_later(raw, len(await http.read()))
-            return response
-        with self._begin(http, raw, model.name, principal) as inflight:
-            set_request_id(http, inflight.request_id)
-            ctx = EngineContext(inflight.request_id, metadata=inflight.metadata)
-            exchange = Exchange(http, raw, model, inflight, timing, ctx, principal)
-            # From here on the exchange alone has it, and may let it go.
-            del raw
-            response = await self._answer(exchange)
-            free_later(exchange.raw, len(await http.read()))
-            return response
+            response = await self._refuse(http, body, model, principal)
+        else:
+            with self._begin(http, body.raw, model.name, principal) as inflight:
+                set_request_id(http, inflight.request_id)
+                ctx = EngineContext(inflight.request_id, metadata=inflight.metadata)
+                response = await self._answer(Exchange(http, body, model, inflight, timing, ctx, principal))
+        body.free_later()
+        return response
 
     def _begin(self, http: web.Request, raw: dict[str, Any], model: str, principal: Principal) -> InflightRequest:
         """Opens the books of a request for a model that is known."""
@@ -165,35 +163,33 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             # The frames of its traceback and the caller, which keeps it, would hold the body until the next collection.
             return error.with_traceback(None)
 
-    async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedT:
+    async def _check(self, http: web.Request, body: Body) -> ParsedT:
         """What `check` makes of a body. A large one may have as many parts as would hold the event loop."""
-        return await self.off_loop(http, raw, self.check)
+        return await self.off_loop(http, body, self.check)
 
-    async def off_loop(self, http: web.Request, raw: dict[str, Any], check: Callable[[dict[str, Any]], T]) -> T:
+    async def off_loop(self, http: web.Request, body: Body, check: Callable[[dict[str, Any]], T]) -> T:
         """What `check` makes of the known fields of a body, in a thread if it is large."""
         if self._ignored.unknown:
-            self._ignored.strip(http, raw, {*self.BODY.__struct_fields__, *self.PASSIVE}, self.ENDPOINT)
-        return await run_for_size(len(await http.read()), check, raw)
+            self._ignored.strip(http, body.raw, {*self.BODY.__struct_fields__, *self.PASSIVE}, self.ENDPOINT)
+        return await body.run(check, body.raw)
 
-    async def _refuse(
-        self, http: web.Request, raw: dict[str, Any], missing: DynamoError, principal: Principal
-    ) -> web.Response:
+    async def _refuse(self, http: web.Request, body: Body, missing: DynamoError, principal: Principal) -> web.Response:
         """The answer for a model that is not there. The books are kept by model, so only one that is known is in them.
 
         What is wrong with the body itself is told first.
         """
         try:
-            await self._check(http, raw)
+            await self._check(http, body)
         except DynamoError as error:
             return self._reject(error)
-        name = raw.get("model")
+        name = body.raw.get("model")
         if (
             isinstance(missing, Unavailable)
             and isinstance(name, str)
             and principal.allows(name)
             and name in self.services.models.readiness()
         ):
-            with self._begin(http, raw, name, principal) as inflight:
+            with self._begin(http, body.raw, name, principal) as inflight:
                 set_request_id(http, inflight.request_id)
                 problem = self.services.problem_of(missing)
                 inflight.fail(problem.metric, problem.status, missing)
@@ -225,7 +221,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
         inflight = exchange.inflight
         try:
-            parsed = await self._check(exchange.http, exchange.raw)
+            parsed = await self._check(exchange.http, exchange.body)
             self.check_model(exchange.model)
             return await self.serve(exchange, parsed)
         except asyncio.CancelledError:

@@ -88,7 +88,8 @@ class Description:
         return web.Response(body=self._made[name], content_type=_JSON)
 
     def _described(self, name: ListenerName) -> list[Operation]:
-        known = {(one.route.method, one.route.path): one for one in self._operations}
+        # Of several forms of a route the first is described.
+        known = {(one.route.method, one.route.path): one for one in reversed(self._operations)}
         routes = self._routes(name) or [one.route for one in self._operations if one.route.listener is name]
         return [known.get((route.method, route.path)) or Operation(route, told=False) for route in routes]
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dynamo_core import OutputOptions, PreprocessedRequest, RoutingHints, SamplingOptions, StopConditions
 from dynamo_core.errors import InvalidArgument
 
-from dynamo_generation.bodies.bounds import is_long
 from dynamo_generation.prompts.prompt_room import PromptRoom
-from dynamo_generation.requests.chat import ChatRequest
+from dynamo_generation.requests.chat import ChatRequest, CheckedChat
+from dynamo_generation.requests.common import GenerationRequest
 from dynamo_generation.templates.inline import weigh
 from dynamo_generation.templates.messages import raw_prompt, template_messages, template_tools
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     from dynamo_core import ServedModel
 
-    from dynamo_generation.requests.common import GenerationRequest
     from dynamo_generation.requests.completions import CompletionRequest, PromptInput
     from dynamo_generation.templates.template import ChatTemplate, TemplateStore
 
@@ -46,7 +46,7 @@ class Prompt:
 
 
 async def chat_prompt(
-    request: ChatRequest,
+    checked: CheckedChat,
     raw: dict[str, Any],
     model: ServedModel,
     templates: TemplateStore,
@@ -60,15 +60,16 @@ async def chat_prompt(
         TemplateFault: the template takes too long.
     """
     begun = perf_counter()
+    request = checked.request
     if request.use_raw_prompt:
-        if is_long(raw["messages"]):
+        if checked.long:
             await room.check_conversation(raw["messages"])
         text, special = raw_prompt(raw["messages"]), True
     else:
         template = templates.known(model) or await templates.load(model)
         variables = {**template.thinking(tools=tools is not None).values(request.wish), **request.template_variables}
         values = partial(_values, request, raw["messages"], template, tools, variables)
-        long = is_long(raw["messages"]) or bool((tools or variables) and weigh([tools, variables], _MANY) > _MANY)
+        long = checked.long or bool((tools or variables) and weigh([tools, variables], _MANY) > _MANY)
         if long:
             source = template.source(tools=tools is not None)
             shown_beside = {name: value for name, value in {**variables, "tools": tools}.items() if name in source}
@@ -233,22 +234,22 @@ def _limit(wished: int | None, prompt: int, context: int | None) -> int | None:
     return min(wished, max(context - prompt, 1))
 
 
+#: The options that a request has under the same names. The engine is asked for each choice by itself, so not `n`.
+_SAME = tuple(
+    name for name in SamplingOptions.__struct_fields__ if name in GenerationRequest.__struct_fields__ and name != "n"
+)
+_same_of = attrgetter(*_SAME)
+
+
 def _sampling(request: GenerationRequest, choice: int) -> SamplingOptions:
-    options = SamplingOptions(
-        presence_penalty=request.presence_penalty,
-        frequency_penalty=request.frequency_penalty,
-        repetition_penalty=request.repetition_penalty,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        seed=None if request.seed is None else request.seed + choice,
-        include_stop_str_in_output=request.include_stop_str_in_output,
-        guided_decoding=request.guided,
-        logit_bias=request.logit_bias or None,
-        allowed_token_ids=request.allowed_token_ids,
-        bad_words_token_ids=request.bad_words_token_ids,
-    )
+    options = SamplingOptions()
+    for name, value in zip(_SAME, _same_of(request), strict=True):
+        if value is not None:
+            setattr(options, name, value)
+    options.logit_bias = request.logit_bias or None
+    options.guided_decoding = request.guided
+    if request.seed is not None:
+        options.seed = request.seed + choice
     if request.nvext is not None and request.nvext.greedy:
         options.temperature = 0.0
         options.top_p = options.top_k = options.min_p = None

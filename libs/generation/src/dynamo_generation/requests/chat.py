@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from dynamo_core import GuidedDecodingOptions
+from dynamo_core.errors import InvalidArgument
 
-from dynamo_generation.bodies.decode import NOT_EMPTY, schema_error, to_struct
+from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
 from dynamo_generation.requests import fields
 from dynamo_generation.requests.common import (
     U32,
@@ -17,42 +20,23 @@ from dynamo_generation.requests.common import (
     check_token_limit,
     invalid,
 )
-from dynamo_generation.requests.constraints import constraint
+from dynamo_generation.requests.messages import Message, is_long, review
 from dynamo_generation.requests.thinking import SWITCHES, Wish
 from dynamo_generation.requests.tools import (
     NONE,
     REQUIRED,
     Function,
     Tool,
-    ToolCall,
     ToolChoice,
     allowed_names,
-    check_functions,
     check_tools,
     guided,
     mode_of,
 )
 
-ROLES = ("developer", "system", "user", "assistant", "tool", "function")
-
 DISABLED = "disabled"
 #: Variables of a template that a request may not set, because the frontend does.
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token", "eos_token"})
-
-
-class ContentPart(msgspec.Struct, kw_only=True):
-    """One part of a message. Only parts of type ``text`` reach engines that take tokens."""
-
-    type: str
-    text: str | None = None
-
-
-class Message(msgspec.Struct, kw_only=True):
-    """What is checked of a message; templates see the message as the client sent it."""
-
-    role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ROLES)})]
-    content: str | list[ContentPart] | None = None
-    tool_calls: list[ToolCall] | None = None
 
 
 class ThinkingSwitch(msgspec.Struct, kw_only=True):
@@ -156,22 +140,30 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return Wish(switch, self.reasoning_effort, budget)
 
 
-def parse_chat(raw: dict[str, Any]) -> ChatRequest:
-    """Checks a chat request as far as no model is needed for it, in the documented order.
+@dataclass(slots=True)
+class CheckedChat:
+    """A checked request, and what was found out on the way."""
+
+    request: ChatRequest
+    #: Why it cannot be asked of an engine that takes tokens; None if it can.
+    refusal: InvalidArgument | None
+    #: The ids of earlier calls.
+    call_ids: Sequence[str]
+    #: Whether a template takes long for its messages.
+    long: bool
+
+
+def parse_chat(raw: dict[str, Any]) -> CheckedChat:
+    """Check a chat request as far as no model is needed for it, in the documented order.
 
     Raises:
         InvalidArgument: naming the field.
     """
     request = to_struct(raw, ChatRequest)
-    for index, message in enumerate(request.messages):
-        if message.role not in ROLES:
-            known = ", ".join(f"`{role}`" for role in ROLES)
-            raise schema_error(
-                f"unknown role {message.role!r}, expected one of {known} - at `$.messages[{index}].role`"
-            )
+    found = review(request.messages)
     if not request.messages:
         raise invalid("The 'messages' field cannot be empty. At least one message is required.", "messages")
-    fields.check_known(raw, ChatRequest.__struct_fields__, fields.CHAT)
+    refusal = fields.check_fields(raw, ChatRequest.__struct_fields__, fields.CHAT)
     check_common(request)
     check_token_limit(request.max_completion_tokens, "Max completion tokens", "max_completion_tokens")
     check_range(request.top_logprobs, 0, 20, "Top_logprobs", "top_logprobs")
@@ -182,20 +174,14 @@ def parse_chat(raw: dict[str, Any]) -> ChatRequest:
     for name in request.template_variables:
         if name in _RESERVED or name == "chat_template":
             raise invalid(f"The template variable '{name}' cannot be set", "chat_template_kwargs")
-    for index, message in enumerate(request.messages):
-        _check_content(message, index)
+    if found.fault is not None:
+        raise found.fault
     if request.tools or request.tool_choice is not None:
-        check_tools(request.tools or (), request.tool_choice)
-    return request
-
-
-def _check_content(message: Message, index: int) -> None:
-    if message.content is None and message.role != "assistant":
-        raise invalid(f"The message of role '{message.role}' has no content", f"messages[{index}].content")
-    if isinstance(message.content, list):
-        for number, part in enumerate(message.content):
-            if part.type == "text" and part.text is None:
-                raise invalid("A text part has no text", f"messages[{index}].content[{number}].text")
+        of_tools = check_tools(request.tools or (), request.tool_choice)
+        refusal = refusal or of_tools
+    refusal = refusal or _calls_with_constraint(request) or found.refusal
+    call_ids = found.call_ids if request.uses_tools else ()
+    return CheckedChat(request, refusal, call_ids, is_long(request.messages, found))
 
 
 def _check_continuation(request: ChatRequest) -> None:
@@ -210,34 +196,9 @@ def _check_continuation(request: ChatRequest) -> None:
         )
 
 
-def check_text_only(request: ChatRequest) -> None:
-    """Refuses what cannot become tokens: content that is not text, tools and calls that are not of functions.
-
-    Raises:
-        InvalidArgument: naming the field.
-    """
-    check_functions(request.tools or (), request.tool_choice)
-    _check_calls_or_text(request)
-    for index, message in enumerate(request.messages):
-        for number, call in enumerate(message.tool_calls or ()):
-            if call.function is None:
-                raise invalid(
-                    "Only calls of functions are supported by this model",
-                    f"messages[{index}].tool_calls[{number}].function",
-                )
-        if isinstance(message.content, list):
-            for number, part in enumerate(message.content):
-                if part.type != "text":
-                    raise invalid(
-                        f"Content of type '{part.type}' is not supported by this model",
-                        f"messages[{index}].content[{number}].type",
-                    )
-
-
-def _check_calls_or_text(request: ChatRequest) -> None:
+def _calls_with_constraint(request: ChatRequest) -> InvalidArgument | None:
     """Of all that binds the text, only `response_format` goes with tools: its value is JSON, and so are calls."""
-    found = constraint(request) if request.uses_tools else None
-    if found is not None and found[0] != "response_format":
-        raise invalid(
-            f"{found[0]} cannot be combined with tools that may be called; set tool_choice to 'none'", found[0]
-        )
+    found = request.constraint if request.uses_tools else None
+    if found is None or found[0] == "response_format":
+        return None
+    return invalid(f"{found[0]} cannot be combined with tools that may be called; set tool_choice to 'none'", found[0])

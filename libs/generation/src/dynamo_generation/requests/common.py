@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from dynamo_core import GuidedDecodingOptions
@@ -11,8 +11,8 @@ from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import shown
 from msgspec import Meta
 
-from dynamo_generation.requests.constraints import ResponseFormat, StructuredOutputs, constraint
-from dynamo_generation.requests.nvext import NvExt, check_nvext, settle
+from dynamo_generation.requests.constraints import ConstraintFields
+from dynamo_generation.requests.nvext import NvExt, check_nvext
 
 U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
@@ -38,7 +38,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(msgspec.Struct, kw_only=True):
+class GenerationRequest(ConstraintFields, kw_only=True):
     """The fields of every request that generates. None means not given."""
 
     model: str
@@ -65,14 +65,6 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     allowed_token_ids: list[U32] | None = None
     bad_words_token_ids: list[list[U32]] | None = None
-    response_format: ResponseFormat | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_decoding_backend: str | None = None
-    guided_whitespace_pattern: str | None = None
-    structured_outputs: StructuredOutputs | None = None
     priority: I32 | None = None
     cache_salt: str | None = None
     return_token_ids: bool | None = None
@@ -123,8 +115,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     @property
     def guided(self) -> GuidedDecodingOptions | None:
         """What the answer must look like; None if that is left to the model."""
-        found = constraint(self)
-        return None if found is None else found[1]
+        return None if self.constraint is None else self.constraint[1]
 
     @property
     def use_raw_prompt(self) -> bool:
@@ -182,13 +173,32 @@ def check_common(request: GenerationRequest, prompts: int = 1) -> None:
             raise invalid(
                 "continuous_usage_stats needs include_usage to be true", "stream_options.continuous_usage_stats"
             )
-    constraint(request)
+    # Raises what is wrong with it, and is kept.
+    _ = request.constraint
     if request.cache_salt == "":
         raise invalid("Cache salt cannot be empty", "cache_salt")
     if request.nvext is not None:
         check_nvext(request.nvext)
-        settle(request)
+        _settle(request)
     _check_choices(request, prompts)
+
+
+def _settle(request: GenerationRequest) -> None:
+    """Make one value of a field that can be given in `nvext` and beside it, and keep it in the request itself.
+
+    Raises:
+        InvalidArgument: both places were used, with different values.
+    """
+    nvext = request.nvext
+    if nvext is None:
+        return
+    for name in ("ignore_eos", "top_k", "repetition_penalty"):
+        inner, outer = getattr(nvext, name), getattr(request, name)
+        if inner is None:
+            continue
+        if outer is not None and outer != inner:
+            raise invalid(f"`{name}` and `nvext.{name}` were given different values; give one of them", name)
+        setattr(request, name, inner)
 
 
 def check_token_limit(value: int | None, name: str, field: str) -> None:

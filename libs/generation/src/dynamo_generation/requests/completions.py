@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias
+
+from dynamo_core.errors import InvalidArgument
 
 from dynamo_generation.bodies.decode import NOT_EMPTY, schema_error, to_struct
 from dynamo_generation.requests import fields
@@ -60,15 +63,25 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return self.candidates > self.choices
 
 
-def parse_completion(raw: dict[str, Any]) -> tuple[CompletionRequest, list[PromptInput]]:
-    """Checks a completion request as far as no model is needed for it; also gives its prompts.
+@dataclass(frozen=True, slots=True)
+class CheckedCompletion:
+    """A checked request and its prompts."""
+
+    request: CompletionRequest
+    prompts: list[PromptInput]
+    #: Why it cannot be asked of an engine that takes tokens; None if it can.
+    refusal: InvalidArgument | None
+
+
+def parse_completion(raw: dict[str, Any]) -> CheckedCompletion:
+    """Check a completion request as far as no model is needed for it.
 
     Raises:
         InvalidArgument: naming the field.
     """
     request = to_struct(raw, CompletionRequest)
     prompts = split_inputs(request.prompt, "prompt", "Prompt")
-    fields.check_known(raw, CompletionRequest.__struct_fields__, fields.COMPLETIONS)
+    refusal = fields.check_fields(raw, CompletionRequest.__struct_fields__, fields.COMPLETIONS)
     check_common(request, len(prompts))
     check_range(request.logprobs, 0, 5, "Logprobs", "logprobs")
     check_range(request.best_of, 0, 20, "Best_of", "best_of")
@@ -86,7 +99,7 @@ def parse_completion(raw: dict[str, Any]) -> tuple[CompletionRequest, list[Promp
         raise invalid(f"Suffix must have at most {_MAX_SUFFIX} characters", "suffix")
     if request.echo and request.logprobs is not None:
         raise invalid("echo together with logprobs is not supported", "echo")
-    return request, prompts
+    return CheckedCompletion(request, prompts, refusal)
 
 
 def split_inputs(value: str | Sequence[Any], field: str, name: str) -> list[PromptInput]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import msgspec
 from dynamo_core import GuidedDecodingOptions
@@ -12,9 +13,6 @@ from dynamo_core.protocol import Unreadable
 
 from dynamo_generation.bodies.decode import object_of, schema_error
 from dynamo_generation.bodies.limits import MAX_CHARACTERS, MAX_ENTRIES
-
-if TYPE_CHECKING:
-    from dynamo_generation.requests.common import GenerationRequest
 
 TEXT, JSON_OBJECT, JSON_SCHEMA = "text", "json_object", "json_schema"
 
@@ -52,46 +50,43 @@ class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
     whitespace_pattern: str | None = None
 
 
-def constraint(request: GenerationRequest) -> tuple[str, GuidedDecodingOptions] | None:
-    """What the answer must look like, and the field that says so; None if it is free.
+class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
+    """The fields of a request that say what the answer must look like. At most one may, beside the two of `MANNERS`."""
 
-    Raises:
-        InvalidArgument: naming the field.
-    """
-    if _says_nothing(request):
-        return None
-    found = list(_found(request))
-    if len(found) > 1:
-        one, other = found[0][0], found[1][0]
-        raise _invalid(f"`{one}` and `{other}` both say what the answer must look like; give one of them", other)
-    if not found:
-        for name in MANNERS:
-            if getattr(request, name) is not None:
-                raise _invalid(f"{name} needs a field that says what the answer must look like", name)
-        return None
-    name, options = found[0]
-    if request.guided_decoding_backend is not None:
-        options.backend = request.guided_decoding_backend
-    if request.guided_whitespace_pattern is not None:
-        options.whitespace_pattern = request.guided_whitespace_pattern
-    return name, options
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: str | None = None
+    guided_whitespace_pattern: str | None = None
+    structured_outputs: StructuredOutputs | None = None
 
+    @cached_property
+    def constraint(self) -> tuple[str, GuidedDecodingOptions] | None:
+        """The field that says what the answer must look like, and what it says; None if the answer is free.
 
-def _says_nothing(request: GenerationRequest) -> bool:
-    """Whether all fields are left out, as in nearly every request."""
-    return (
-        request.response_format is None
-        and request.guided_json is None
-        and request.guided_regex is None
-        and request.guided_choice is None
-        and request.guided_grammar is None
-        and request.structured_outputs is None
-        and request.guided_decoding_backend is None
-        and request.guided_whitespace_pattern is None
-    )
+        Raises:
+            InvalidArgument: naming the field.
+        """
+        found = list(_found(self))
+        if len(found) > 1:
+            one, other = found[0][0], found[1][0]
+            raise _invalid(f"`{one}` and `{other}` both say what the answer must look like; give one of them", other)
+        if not found:
+            for name in MANNERS:
+                if getattr(self, name) is not None:
+                    raise _invalid(f"{name} needs a field that says what the answer must look like", name)
+            return None
+        name, options = found[0]
+        if self.guided_decoding_backend is not None:
+            options.backend = self.guided_decoding_backend
+        if self.guided_whitespace_pattern is not None:
+            options.whitespace_pattern = self.guided_whitespace_pattern
+        return name, options
 
 
-def _found(request: GenerationRequest) -> Iterator[tuple[str, GuidedDecodingOptions]]:
+def _found(request: ConstraintFields) -> Iterator[tuple[str, GuidedDecodingOptions]]:
     """Every field that says something."""
     if request.response_format is not None:
         options = _of_format(request.response_format)

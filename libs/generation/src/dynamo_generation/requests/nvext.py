@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from dynamo_generation.requests.common import GenerationRequest
 
 
 class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -55,23 +52,3 @@ def check_nvext(nvext: NvExt) -> None:
             "and were given different values",
             field="nvext.greedy_sampling",
         )
-
-
-def settle(request: GenerationRequest) -> None:
-    """Makes one value of a field that can be given in `nvext` and beside it; afterwards it is in the request itself.
-
-    Raises:
-        InvalidArgument: both places were used, with different values.
-    """
-    nvext = request.nvext
-    if nvext is None:
-        return
-    for name in ("ignore_eos", "top_k", "repetition_penalty"):
-        inner, outer = getattr(nvext, name), getattr(request, name)
-        if inner is None:
-            continue
-        if outer is not None and outer != inner:
-            raise InvalidArgument(
-                f"Validation: `{name}` and `nvext.{name}` were given different values; give one of them", field=name
-            )
-        setattr(request, name, inner)

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 from dynamo_core import GuidedDecodingOptions
+from dynamo_core.errors import InvalidArgument
 
 from dynamo_generation.bodies.decode import schema_error
 from dynamo_generation.requests.common import invalid
@@ -95,8 +96,11 @@ def allowed_names(choice: ToolChoice | None) -> frozenset[str] | None:
     return frozenset(each.function.name for each in choice.allowed_tools.tools or () if each.function is not None)
 
 
-def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """Checks tools and choice.
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> InvalidArgument | None:
+    """Check tools and choice.
+
+    Returns:
+        The refusal of the first tool, or of a choice, that only engines know that take the client's body.
 
     Raises:
         InvalidArgument: naming the field.
@@ -104,6 +108,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     if len(tools) > _MAX_TOOLS:
         raise invalid(f"Tools array must have at most {_MAX_TOOLS} items, got {len(tools)}", "tools")
     names = set()
+    refusal: InvalidArgument | None = None
     for index, tool in enumerate(tools):
         if tool.function is not None:
             names.add(tool.function.name)
@@ -112,6 +117,7 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
                     "The name of a function must have 1 to 96 letters, digits, underscores or dashes",
                     f"tools[{index}].function.name",
                 )
+        refusal = refusal or _refusal_of(tool, index)
     if isinstance(choice, str):
         if choice not in (NONE, AUTO, REQUIRED):
             raise schema_error(
@@ -124,27 +130,27 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         raise invalid(f"tool_choice names the function '{name}', which is not among the tools", "tool_choice")
     for name in sorted((allowed_names(choice) or frozenset()) - names):
         raise invalid(f"tool_choice allows the function '{name}', which is not among the tools", "tool_choice")
+    return refusal or _refusal_of_choice(choice)
 
 
-def check_functions(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """Refuses tools and choices that only engines know that take the client's body.
+def _refusal_of(tool: Tool, index: int) -> InvalidArgument | None:
+    if tool.type != FUNCTION:
+        return invalid(f"Tools of type '{tool.type}' are not supported by this model", f"tools[{index}].type")
+    if tool.function is None:
+        return invalid("A tool of type 'function' has no function", f"tools[{index}].function")
+    return None
 
-    Raises:
-        InvalidArgument: naming the field.
-    """
-    for index, tool in enumerate(tools):
-        if tool.type != FUNCTION:
-            raise invalid(f"Tools of type '{tool.type}' are not supported by this model", f"tools[{index}].type")
-        if tool.function is None:
-            raise invalid("A tool of type 'function' has no function", f"tools[{index}].function")
+
+def _refusal_of_choice(choice: ToolChoice | None) -> InvalidArgument | None:
     if not isinstance(choice, NamedChoice):
-        return
+        return None
     if choice.type == ALLOWED:
         named = choice.allowed_tools.tools if choice.allowed_tools is not None else None
         if not named or any(each.type != FUNCTION or each.function is None for each in named):
-            raise invalid("A tool choice of type 'allowed_tools' must name functions", "tool_choice")
+            return invalid("A tool choice of type 'allowed_tools' must name functions", "tool_choice")
     elif choice.type != FUNCTION or choice.function is None:
-        raise invalid("A tool choice that is an object must name a function", "tool_choice")
+        return invalid("A tool choice that is an object must name a function", "tool_choice")
+    return None
 
 
 def guided(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> GuidedDecodingOptions | None:

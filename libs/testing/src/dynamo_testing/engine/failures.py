@@ -2,35 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from dynamo_testing.engine.report import Report
-
-
-class ConformanceFailure(AssertionError):
-    """An engine does not keep its contract. `seen` is what the kit saw, in words."""
-
-    #: What the contract says, as one clause.
-    CONTRACT: ClassVar[str] = ""
-    #: What its author can do, as one sentence without a full stop.
-    REMEDY: ClassVar[str] = ""
-
-    def __init__(self, seen: str) -> None:
-        super().__init__(seen)
-        self.seen = seen
-        #: The name of the check that failed.
-        self.check = ""
-        #: Everything up to the failure, once a whole run has ended with it.
-        self.report: Report | None = None
-
-    @property
-    def name(self) -> str:
-        """The name of the failure."""
-        return type(self).__name__
-
-    def __str__(self) -> str:
-        return f"{self.seen}\n  the contract: {self.CONTRACT}\n  what to do: {self.REMEDY}"
+from dynamo_testing.engine.report import ConformanceFailure as ConformanceFailure
 
 
 class StartFailed(ConformanceFailure):

@@ -12,3 +12,7 @@ class AnthropicConfig(GenerationConfig):
     messages_path: Path = Field(
         default="/v1/messages", description="Path of the Anthropic API; `/count_tokens` below it counts tokens."
     )
+    models_path: Path = Field(
+        default="/v1/models",
+        description="Path of the model list; `/{id}` below it shows one model.",
+    )

@@ -18,11 +18,13 @@ from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, Parsed
 from dynamo_generation.endpoints.token_count_route import CountingEndpoint
 from dynamo_generation.endpoints.translated import TranslatedRequest
 from dynamo_generation.prompts.preprocess import Prompt
-from dynamo_generation.requests import end_user, fields
+from dynamo_generation.requests import end_user
 from dynamo_http import error_response
 
 from dynamo_plugin_frontend_anthropic.render import MessageRenderer
 from dynamo_plugin_frontend_anthropic.requests import (
+    COUNT_TOKENS_PASSIVE,
+    MESSAGES_PASSIVE,
     CountTokensRequest,
     MessagesRequest,
     left_out,
@@ -79,8 +81,7 @@ class _Wording(ModelEndpoint[ParsedT]):
 
     def respond_error(self, problem: Problem) -> web.Response:
         """An error as an answer of its own."""
-        worded = msgspec.structs.replace(problem, headers=_headers(problem.headers)) if problem.headers else problem
-        return error_response(worded, error_body(problem))
+        return respond_error(problem)
 
     def last_event(self, exchange: Exchange, problem: Problem, error: Exception) -> bytes:
         """The event that ends a stream which broke."""
@@ -93,7 +94,7 @@ class MessagesEndpoint(_Wording[ParsedMessages], ConversationEndpoint[ParsedMess
     ENDPOINT = "messages"
     MODEL_TYPE = CHAT
     BODY = MessagesRequest
-    PASSIVE = fields.MESSAGES
+    PASSIVE = MESSAGES_PASSIVE
     USER = end_user.MESSAGES_USER
     SESSION = ()
     ID_PREFIX = "msg_"
@@ -109,7 +110,7 @@ class CountTokensEndpoint(_Wording[TranslatedRequest], CountingEndpoint):
 
     ENDPOINT = "count_tokens"
     BODY = CountTokensRequest
-    PASSIVE = fields.COUNT_TOKENS
+    PASSIVE = COUNT_TOKENS_PASSIVE
 
     def check(self, raw: dict[str, Any]) -> ParsedMessages:
         """Checks a body."""
@@ -125,6 +126,12 @@ class _Detail(msgspec.Struct, omit_defaults=True):
 class _Body(msgspec.Struct):
     error: _Detail
     type: str = "error"
+
+
+def respond_error(problem: Problem) -> web.Response:
+    """Return an error as an answer of its own."""
+    worded = msgspec.structs.replace(problem, headers=_headers(problem.headers)) if problem.headers else problem
+    return error_response(worded, error_body(problem))
 
 
 def error_body(problem: Problem) -> bytes:

@@ -16,6 +16,31 @@ USER, ASSISTANT = "user", "assistant"
 _HOSTED = ("web_search_", "web_fetch_", "tool_search_tool_")
 
 
+#: Of both Anthropic routes.
+COUNT_TOKENS_PASSIVE: Mapping[str, fields.Accepts] = {
+    "billing_policy": fields.anything,
+    "cache_control": fields.anything,  # a hint for a cache that finds its prefixes by content here
+    "compaction": fields.anything,  # the context is never changed here, as below
+    "context_management": fields.anything,  # no edit is applied, and the answer says so
+    "mcp_servers": fields.OneOf(None, []),
+    "speed": fields.Documented("standard", "fast"),
+    "thread": fields.NOTHING,
+    "user_profile_id": fields.anything,
+    "workspace_id": fields.anything,
+}
+
+MESSAGES_PASSIVE: Mapping[str, fields.Accepts] = {
+    **COUNT_TOKENS_PASSIVE,
+    "container": fields.NOTHING,
+    "diagnostics": fields.anything,  # asks why a cache did not help; there is nothing to say
+    "fallback_credit_token": fields.anything,
+    "fallbacks": fields.anything,  # for refusals of the first model; models here do not refuse
+    "inference_geo": fields.NOTHING,
+    "metadata": fields.Notes(),  # identifies the end user; nothing here acts on it
+    "service_tier": fields.Documented("auto", "standard_only"),
+}
+
+
 class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     """Text."""
 
@@ -202,8 +227,7 @@ def parse_messages(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[s
     choice = request.tool_choice
     if choice is not None and choice.type == "tool" and choice.name is None:
         raise invalid("a tool choice of type 'tool' must name one", "tool_choice.name")
-    fields.check_known(raw, request.__struct_fields__, passive)
-    fields.check_passive(raw, passive)
+    fields.refuse_fields(raw, request.__struct_fields__, passive)
     return request
 
 

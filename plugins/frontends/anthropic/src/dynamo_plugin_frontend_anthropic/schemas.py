@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from dynamo_generation.choices.schema_check import Verdict
+from dynamo_generation.choices.schema_validation import Verdict
 from msgspec import UNSET, UnsetType
 
 
@@ -51,6 +51,26 @@ class AnthropicMessage(msgspec.Struct):
     stop_sequence: str | None
     usage: MessageUsage
     structured_output: Verdict | UnsetType = UNSET
+
+
+class ServedModelInfo(msgspec.Struct):
+    """A model, as the Anthropic API lists it."""
+
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int | None
+    type: Literal["model"] = "model"
+    lifecycle: Literal["active"] = "active"
+
+
+class ServedModels(msgspec.Struct):
+    """A page of the list of models."""
+
+    data: list[ServedModelInfo]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
 
 
 class TokenCount(msgspec.Struct):

@@ -16,10 +16,9 @@ from dynamo_generation.answers.render import encode
 from dynamo_generation.endpoints.endpoint import Exchange
 from dynamo_generation.prompts.preprocess import Prompt, fitting, text_prompts
 from dynamo_generation.prompts.prompt_room import PromptRoom
-from dynamo_generation.requests import fields
 from dynamo_generation.requests.common import invalid
 
-from dynamo_plugin_frontend_ollama.requests import OllamaEmbeddingsRequest, OllamaEmbedRequest, parse
+from dynamo_plugin_frontend_ollama.requests import EMBED_PASSIVE, OllamaEmbeddingsRequest, OllamaEmbedRequest, parse
 from dynamo_plugin_frontend_ollama.wording import Wording
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class _Embeds(Wording[ParsedEmbed]):
     """Embeds, with engines that do."""
 
     MODEL_TYPE = EMBEDDINGS
-    PASSIVE = fields.OLLAMA_EMBED
+    PASSIVE = EMBED_PASSIVE
 
     def check_model(self, model: ServedModel) -> None:
         """Checks that the engine makes embeddings; the capability counts, whatever else the card says.

@@ -11,18 +11,20 @@ from dynamo_core.errors import ModelNotFound
 from dynamo_core.protocol import CHAT, COMPLETIONS
 from dynamo_generation.answers.framing import LINES
 from dynamo_generation.answers.render import Identity, encode
+from dynamo_generation.bodies.reading import Body
 from dynamo_generation.endpoints.conversation import ChatDependencies, ConversationEndpoint
 from dynamo_generation.endpoints.endpoint import Exchange
-from dynamo_generation.endpoints.generation import ParsedRequest
+from dynamo_generation.endpoints.parsed_request import ParsedRequest
 from dynamo_generation.endpoints.translated import TranslatedRequest, told_as
 from dynamo_generation.prompts.preprocess import Prompt, text_prompts
-from dynamo_generation.requests import fields
 from dynamo_generation.requests.common import invalid
 from dynamo_generation.requests.completions import parse_completion
 
 from dynamo_plugin_frontend_ollama import render
 from dynamo_plugin_frontend_ollama.render import LineRenderer, Shape, moment
 from dynamo_plugin_frontend_ollama.requests import (
+    CHAT_PASSIVE,
+    GENERATE_PASSIVE,
     OllamaChatRequest,
     OllamaGenerateRequest,
     check_generate,
@@ -73,12 +75,10 @@ class ParsedPrompt(ParsedRequest):
     def __init__(self, completion: dict[str, Any], ignored: Sequence[str]) -> None:
         self._begun = time.monotonic_ns()
         with told_as(self.NAMES):
-            request, self._inputs = parse_completion(completion)
-        super().__init__(completion, request)
+            checked = parse_completion(completion)
+        self._inputs = checked.prompts
+        super().__init__(completion, checked.request)
         self.ignored = ignored
-
-    def check_for_tokens(self) -> None:
-        """All that engines cannot be asked for has been refused already."""
 
     async def prompts(self, model: ServedModel) -> list[Prompt]:
         """The prompt as it is."""
@@ -115,12 +115,12 @@ class _Answers(Wording[Parsed], ConversationEndpoint[Parsed]):
     #: What an answer that says nothing has in place of the message.
     EMPTY: ClassVar[Mapping[str, Any]]
 
-    async def read(self, http: web.Request) -> dict[str, Any]:
+    async def read(self, http: web.Request) -> Body:
         """The body. An answer is streamed unless the client says otherwise."""
-        raw = await body_of(http)
-        if raw.get("stream") is None:
-            raw["stream"] = True
-        return raw
+        body = await body_of(http)
+        if body.raw.get("stream") is None:
+            body.raw["stream"] = True
+        return body
 
     async def serve(self, exchange: Exchange, parsed: Parsed) -> web.StreamResponse:
         """Answers; a request that asks nothing is one to load a model, which is there already."""
@@ -138,7 +138,7 @@ class ChatEndpoint(_Answers):
 
     ENDPOINT = "ollama_chat"
     BODY = OllamaChatRequest
-    PASSIVE = fields.OLLAMA_CHAT
+    PASSIVE = CHAT_PASSIVE
     EMPTY: ClassVar[Mapping[str, Any]] = {"message": {"role": "assistant", "content": ""}}
 
     def check(self, raw: dict[str, Any]) -> Parsed:
@@ -153,7 +153,7 @@ class GenerateEndpoint(_Answers):
 
     ENDPOINT = "ollama_generate"
     BODY = OllamaGenerateRequest
-    PASSIVE = fields.OLLAMA_GENERATE
+    PASSIVE = GENERATE_PASSIVE
     EMPTY: ClassVar[Mapping[str, Any]] = {"response": ""}
 
     def check(self, raw: dict[str, Any]) -> Parsed:

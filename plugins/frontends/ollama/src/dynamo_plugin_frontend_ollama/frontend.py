@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import msgspec
 from dynamo_core import HttpHandler, HttpRoute, PluginConfig
 from dynamo_generation.api import Api, post
 from dynamo_generation.endpoints.openapi import Operation
-from dynamo_generation.requests import fields
 
 from dynamo_plugin_frontend_ollama import schemas
 from dynamo_plugin_frontend_ollama.config import OllamaConfig
 from dynamo_plugin_frontend_ollama.embed import EmbeddingsEndpoint, EmbedEndpoint
 from dynamo_plugin_frontend_ollama.endpoint import ChatEndpoint, GenerateEndpoint
 from dynamo_plugin_frontend_ollama.models import Models
-from dynamo_plugin_frontend_ollama.requests import OllamaShowRequest
+from dynamo_plugin_frontend_ollama.requests import EMBED_PASSIVE, OllamaShowRequest
 from dynamo_plugin_frontend_ollama.wording import respond_error
 
 #: What would change models.
@@ -34,6 +33,15 @@ class OllamaFrontend(Api):
 
     config: OllamaConfig
 
+    @classmethod
+    def claims(cls, config: PluginConfig) -> Iterable[str]:
+        """Return the routes, all below one prefix but the one that tells that the server is there."""
+        path = cast("OllamaConfig", config).ollama_prefix
+        yield from (f"POST {path}/{name}" for name in ("chat", "generate", "embed", "embeddings", "show"))
+        yield from (f"GET {path}/{name}" for name in ("tags", "ps", "version"))
+        yield from (f"{method} {path}/{name}" for method, name in _REFUSED)
+        yield f"GET {_root(path)}"
+
     def operations(self) -> Iterable[Operation]:
         """Return the routes, and how their bodies are read."""
         path, services, generation = self.config.ollama_prefix, self.services, self.generation
@@ -48,12 +56,16 @@ class OllamaFrontend(Api):
         yield _route("GET", f"{path}/tags", models.tags, "All models", answer=schemas.OllamaModels)
         yield _route("GET", f"{path}/ps", models.running, "Models that can be asked", answer=schemas.OllamaModels)
         yield _route("GET", f"{path}/version", models.version, "The version", answer=schemas.OllamaVersion)
-        shown: dict[str, Any] = {"body": OllamaShowRequest, "passive": fields.OLLAMA_EMBED}
+        shown: dict[str, Any] = {"body": OllamaShowRequest, "passive": EMBED_PASSIVE}
         yield _route("POST", f"{path}/show", models.show, "One model", answer=schemas.OllamaShown, **shown)
-        root = path.rpartition("/")[0] or "/"
-        yield _route("GET", root, models.alive, "Whether the server is there", content_type="text/plain")
+        yield _route("GET", _root(path), models.alive, "Whether the server is there", content_type="text/plain")
         for method, name in _REFUSED:
             yield _route(method, f"{path}/{name}", models.refuse, "Refused: models are of the workers", told=False)
+
+
+def _root(path: str) -> str:
+    """Return the address that clients are told."""
+    return path.rpartition("/")[0] or "/"
 
 
 def _route(

@@ -11,12 +11,11 @@ from dynamo_core.errors import ModelNotFound, NotSupported
 from dynamo_core.protocol import CHAT, COMPLETIONS, Unreadable, shown
 from dynamo_generation.answers.render import encode
 from dynamo_generation.bodies.decode import object_of
-from dynamo_generation.requests import fields
 from dynamo_generation.requests.common import invalid
 from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_ollama.render import moment
-from dynamo_plugin_frontend_ollama.requests import OllamaShowRequest, parse
+from dynamo_plugin_frontend_ollama.requests import EMBED_PASSIVE, OllamaShowRequest, parse
 from dynamo_plugin_frontend_ollama.wording import body_of, missing, other_name
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class Models:
 
     async def show(self, http: web.Request) -> web.Response:
         """What is known of one model."""
-        request, _ = parse(await body_of(http), OllamaShowRequest, fields.OLLAMA_EMBED, ignore=True)
+        request, _ = parse((await body_of(http)).raw, OllamaShowRequest, EMBED_PASSIVE, ignore=True)
         name = request.model or request.name
         if not name:
             raise invalid("model is required", "model")

@@ -11,6 +11,41 @@ from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
 from dynamo_generation.requests import fields
 from dynamo_generation.requests.common import I64, invalid
 
+#: Of all routes of Ollama's API. Models stay with their workers.
+EMBED_PASSIVE: Mapping[str, fields.Accepts] = {"keep_alive": fields.anything}
+
+CHAT_PASSIVE: Mapping[str, fields.Accepts] = {
+    **EMBED_PASSIVE,
+    "logprobs": fields.OneOf(None, False),
+    "shift": fields.anything,  # the context is never shifted here
+    "top_logprobs": fields.OneOf(None, 0),
+    "truncate": fields.anything,  # a prompt that is too long is refused with either
+}
+
+GENERATE_PASSIVE: Mapping[str, fields.Accepts] = {
+    **CHAT_PASSIVE,
+    "context": fields.anything,  # tokens of an earlier answer; none here has them
+    "suffix": fields.OneOf(None, ""),
+    "template": fields.OneOf(None, ""),  # the template is the model's own
+}
+
+#: Of the `options` of that API. Most of those without effect say how a server loads a model.
+OPTIONS_PASSIVE: Mapping[str, fields.Accepts] = {
+    **dict.fromkeys(
+        (
+            *("embedding_only", "f16_kv", "logits_all", "low_vram", "main_gpu", "num_batch", "num_ctx", "num_gpu"),
+            *("num_keep", "num_thread", "numa", "use_mlock", "use_mmap", "vocab_only"),
+            # Penalties look at all tokens; the others are of mirostat.
+            *("repeat_last_n", "mirostat_eta", "mirostat_tau"),
+        ),
+        fields.anything,
+    ),
+    "mirostat": fields.OneOf(None, 0),
+    "penalize_newline": fields.OneOf(None, True),
+    "tfs_z": fields.OneOf(None, 1, 1.0),
+    "typical_p": fields.OneOf(None, 1, 1.0),
+}
+
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
     """What an earlier answer called."""
@@ -120,18 +155,16 @@ def parse(
         InvalidArgument: naming the field.
     """
     request = to_struct(raw, kind)
-    fields.check_known(raw, request.__struct_fields__, passive)
-    fields.check_passive(raw, passive)
+    fields.refuse_fields(raw, request.__struct_fields__, passive)
     options = raw.get("options") or {}
     known = OllamaOptions.__struct_fields__
-    left_out = [f"options.{name}" for name in options if name not in known and name not in fields.OLLAMA_OPTIONS]
+    unknown = {name for name in options if name not in known and name not in OPTIONS_PASSIVE}
+    given = {name: value for name, value in options.items() if name not in unknown} if ignore else options
     try:
-        if not ignore:
-            fields.check_known(options, known, fields.OLLAMA_OPTIONS)
-        fields.check_passive(options, fields.OLLAMA_OPTIONS)
+        fields.refuse_fields(given, known, OPTIONS_PASSIVE)
     except InvalidArgument as error:
         raise InvalidArgument(error.message, field=f"options.{error.field}", cause=error) from error
-    return request, left_out
+    return request, [f"options.{name}" for name in options if name in unknown]
 
 
 def check_generate(request: OllamaGenerateRequest) -> None:

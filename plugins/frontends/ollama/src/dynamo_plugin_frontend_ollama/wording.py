@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
 from dynamo_core import DynamoError, Principal, Problem
 from dynamo_generation.answers.render import encode
-from dynamo_generation.bodies.decode import read_object
+from dynamo_generation.bodies.reading import Body, read_body
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
 from dynamo_http import error_response
 
@@ -25,7 +25,7 @@ class Wording(ModelEndpoint[ParsedT]):
 
     ERROR = OllamaError
 
-    async def read(self, http: web.Request) -> dict[str, Any]:
+    async def read(self, http: web.Request) -> Body:
         """The body, of whatever content type."""
         return await body_of(http)
 
@@ -50,9 +50,9 @@ class Wording(ModelEndpoint[ParsedT]):
         return error_body(problem) + b"\n"
 
 
-async def body_of(http: web.Request) -> dict[str, Any]:
+async def body_of(http: web.Request) -> Body:
     """The body of a request. Programs, `curl` among them, send any content type; pages of other sites must not."""
-    return await read_object(http, typed="Origin" in http.headers)
+    return await read_body(http, typed="Origin" in http.headers)
 
 
 def other_name(name: str) -> str:

@@ -21,6 +21,7 @@ from dynamo_core import (
 from dynamo_core.errors import InvalidArgument, ModelNotFound, Unavailable
 from dynamo_core.protocol import UNREADABLE, shown
 from dynamo_generation.bodies.bounds import INLINE
+from dynamo_generation.bodies.reading import read_bytes
 from dynamo_http import error_response
 from msgspec import UNSET, UnsetType
 
@@ -131,10 +132,8 @@ class BusyThresholds:
 
 
 async def _read(http: web.Request) -> ThresholdRequest:
-    if http.content_type != "application/json":
-        raise HttpFault(415, "Expected request with Content-Type application/json")
+    body = await read_bytes(http)
     try:
-        body = await http.read()
         if len(body) > INLINE:
             raise HttpFault(413, f"Request body exceeds the {INLINE} bytes that thresholds may take")
         return _decoder.decode(body)

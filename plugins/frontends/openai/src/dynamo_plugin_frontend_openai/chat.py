@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dynamo_core.protocol import CHAT
 from dynamo_generation.endpoints.conversation import ConversationEndpoint, ParsedChat
-from dynamo_generation.endpoints.generation import Renderer
+from dynamo_generation.endpoints.parsed_request import Renderer
 from dynamo_generation.prompts.preprocess import Prompt
 from dynamo_generation.requests import fields
 from dynamo_generation.requests.chat import ChatRequest

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_core.errors import NotSupported
 from dynamo_core.protocol import COMPLETIONS
-from dynamo_generation.endpoints.generation import GenerationEndpoint, ParsedRequest, Renderer
+from dynamo_generation.endpoints.generation import GenerationEndpoint
+from dynamo_generation.endpoints.parsed_request import ParsedRequest, Renderer
 from dynamo_generation.prompts.preprocess import Prompt, text_prompts
 from dynamo_generation.requests import fields
 from dynamo_generation.requests.completions import CompletionRequest, parse_completion
@@ -24,13 +25,10 @@ class ParsedCompletion(ParsedRequest):
     """A checked completion request."""
 
     def __init__(self, raw: dict[str, Any]) -> None:
-        request, self._inputs = parse_completion(raw)
-        self.completion: CompletionRequest = request
-        super().__init__(raw, request)
-
-    def check_for_tokens(self) -> None:
-        """Refuses suffixes and the like."""
-        fields.check_passive(self.raw, fields.COMPLETIONS)
+        checked = parse_completion(raw)
+        self._inputs = checked.prompts
+        self.completion: CompletionRequest = checked.request
+        super().__init__(raw, checked.request, checked.refusal)
 
     def body_of_one(self, prompt: int, choice: int) -> dict[str, Any]:
         """The body that asks for one answer to one of the prompts."""

@@ -4,25 +4,90 @@ from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from sys import byteorder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import msgspec
 from aiohttp import web
 from dynamo_core import EMBED, EmbedRequest
 from dynamo_core.errors import NotSupported
 from dynamo_core.protocol import EMBEDDINGS
 from dynamo_generation.answers.render import encode
+from dynamo_generation.bodies.decode import NOT_EMPTY, schema_error, to_struct
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
 from dynamo_generation.prompts.preprocess import text_prompts
 from dynamo_generation.requests import end_user, fields
-from dynamo_generation.requests.completions import PromptInput
-
-from dynamo_plugin_frontend_openai.embedding_request import EmbeddingRequest, parse_embedding
+from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.completions import PromptInput, split_inputs
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel
+
+
+MAX_INPUTS = 2048
+ENCODINGS = ("base64", "float")
+
+
+class EmbeddingRequest(msgspec.Struct, kw_only=True):
+    """An embedding request."""
+
+    #: Lists whose items `split_inputs` checks.
+    ANY_LISTS: ClassVar = ("input",)
+
+    model: Annotated[str, NOT_EMPTY]
+    input: Annotated[str | list[Any], NOT_EMPTY]
+    encoding_format: str | None = None
+    dimensions: Annotated[int, msgspec.Meta(le=2**31 - 1)] | None = None
+    user: str | None = None
+
+
+def parse_embedding(raw: dict[str, Any]) -> tuple[EmbeddingRequest, list[PromptInput]]:
+    """Checks an embedding request as far as no model is needed for it; also gives its inputs.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    request = to_struct(raw, EmbeddingRequest)
+    if request.encoding_format not in (None, *ENCODINGS):
+        known = " or ".join(f"'{name}'" for name in ENCODINGS)
+        raise schema_error(f"expected {known}, got {request.encoding_format!r} - at `$.encoding_format`")
+    inputs = split_inputs(request.input, "input", "Input")
+    fields.refuse_fields(raw, EmbeddingRequest.__struct_fields__, {})
+    if not request.model.strip():
+        raise invalid("Model cannot be empty", "model")
+    if len(inputs) > MAX_INPUTS:
+        raise invalid(f"At most {MAX_INPUTS} inputs are allowed, got {len(inputs)}", "input")
+    if request.dimensions is not None and request.dimensions < 1:
+        raise invalid(f"Dimensions must be greater than 0, got {request.dimensions}", "dimensions")
+    if request.user is not None and not request.user.strip():
+        raise invalid("User ID cannot be empty", "user")
+    return request, inputs
+
+
+class EmbeddingVector(msgspec.Struct):
+    """The vector of one input: numbers, or little-endian 32-bit floats in base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(msgspec.Struct):
+    """How many tokens the inputs had."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct):
+    """A vector for each input."""
+
+    object: Literal["list"]
+    data: list[EmbeddingVector]
+    model: str
+    usage: EmbeddingUsage
 
 
 #: Numbers of an answer that is made at once, in about a millisecond.
@@ -43,7 +108,7 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
     ENDPOINT = "embeddings"
     MODEL_TYPE = EMBEDDINGS
     BODY = EmbeddingRequest
-    PASSIVE = fields.EMBEDDINGS
+    PASSIVE: ClassVar[Mapping[str, fields.Accepts]] = {}
     USER = end_user.USER
 
     def check(self, raw: dict[str, Any]) -> ParsedEmbedding:
@@ -69,7 +134,7 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
             model=model.name,
             token_ids=[prompt.token_ids for prompt in prompts],
             dimensions=request.dimensions,
-            body=exchange.raw if model.card.model_input == "text" else None,
+            body=exchange.body.raw if model.card.model_input == "text" else None,
         )
         await exchange.release_body()
         output = await model.embed(asked, exchange.ctx, exchange.principal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from dynamo_core import HttpRoute, PluginConfig
 from dynamo_generation.api import Api, post
@@ -20,11 +20,11 @@ from dynamo_plugin_frontend_openai.busy_threshold import (
 from dynamo_plugin_frontend_openai.chat import ChatEndpoint
 from dynamo_plugin_frontend_openai.completions import CompletionEndpoint
 from dynamo_plugin_frontend_openai.config import OpenAIConfig
-from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint
+from dynamo_plugin_frontend_openai.embeddings import EmbeddingEndpoint, EmbeddingList
 from dynamo_plugin_frontend_openai.models import ModelLists
 from dynamo_plugin_frontend_openai.route_explain import RouteExplanations
-from dynamo_plugin_frontend_openai.scoring import RerankEndpoint, ScoreEndpoint
-from dynamo_plugin_frontend_openai.tokens import DetokenizeEndpoint, TokenizeEndpoint
+from dynamo_plugin_frontend_openai.scoring import RankedList, RerankEndpoint, ScoreEndpoint, ScoreList
+from dynamo_plugin_frontend_openai.tokens import DetokenizedText, DetokenizeEndpoint, TokenizedText, TokenizeEndpoint
 
 
 class OpenAIFrontend(Api):
@@ -47,6 +47,18 @@ class OpenAIFrontend(Api):
             config.openapi_path, config.docs_path, self.generation.operations, self.services.routes
         ).own()
 
+    @classmethod
+    def claims(cls, config: PluginConfig) -> Iterable[str]:
+        """Return the public routes as the settings tell them."""
+        config = cast("OpenAIConfig", config)
+        posts = (config.chat_path, config.completions_path, config.embeddings_path, config.tokenize_path)
+        for path in (*posts, config.detokenize_path, *config.score_paths, *config.rerank_paths):
+            yield f"POST {path}"
+        one = f"{config.models_path}/{{id:.+}}"
+        lists = (config.models_path, f"{one}/ready", one, config.list_models_path)
+        for path in (*lists, config.openapi_path, config.docs_path):
+            yield f"GET {path}"
+
     def _for_operators(self) -> Iterable[Operation]:
         control = self.services.thresholds
         if control is not None:
@@ -66,14 +78,14 @@ class OpenAIFrontend(Api):
         score, rerank = ScoreEndpoint(services, ignored), RerankEndpoint(services, ignored)
         yield post(config.chat_path, chat, schemas.ChatCompletion, "Chat completions, streaming or not")
         yield post(config.completions_path, completions, schemas.TextCompletion, "Text completions, streaming or not")
-        yield post(config.embeddings_path, EmbeddingEndpoint(services, ignored), schemas.EmbeddingList, "Embeddings")
+        yield post(config.embeddings_path, EmbeddingEndpoint(services, ignored), EmbeddingList, "Embeddings")
         for path in config.score_paths:
-            yield post(path, score, schemas.ScoreList, "Scores of documents")
+            yield post(path, score, ScoreList, "Scores of documents")
         for path in config.rerank_paths:
-            yield post(path, rerank, schemas.RankedList, "Documents by relevance")
+            yield post(path, rerank, RankedList, "Documents by relevance")
         tokenize, detokenize = TokenizeEndpoint(services, ignored, chats), DetokenizeEndpoint(services, ignored)
-        yield post(config.tokenize_path, tokenize, schemas.TokenizedText, "The tokens of a text")
-        yield post(config.detokenize_path, detokenize, schemas.DetokenizedText, "The text of tokens")
+        yield post(config.tokenize_path, tokenize, TokenizedText, "The tokens of a text")
+        yield post(config.detokenize_path, detokenize, DetokenizedText, "The text of tokens")
 
     def _model_lists(self) -> list[Operation]:
         config = self.config

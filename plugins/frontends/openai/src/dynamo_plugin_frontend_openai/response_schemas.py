@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-from dynamo_generation.choices.schema_check import Verdict
+from dynamo_generation.choices.schema_validation import Verdict
 from dynamo_generation.endpoints.usage_schema import CachedTokens, ReasoningTokens
 from msgspec import UNSET, UnsetType
 
@@ -95,87 +95,6 @@ class TextCompletion(msgspec.Struct):
     choices: list[CompletionChoice]
     usage: TokenUsage
     nvext: dict[str, Any] | UnsetType = UNSET
-
-
-class EmbeddingVector(msgspec.Struct):
-    """The vector of one input: numbers, or little-endian 32-bit floats in base64."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(msgspec.Struct):
-    """How many tokens the inputs had."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingList(msgspec.Struct):
-    """A vector for each input."""
-
-    object: Literal["list"]
-    data: list[EmbeddingVector]
-    model: str
-    usage: EmbeddingUsage
-
-
-class TextScore(msgspec.Struct):
-    """The score of one pair."""
-
-    object: Literal["score"]
-    index: int
-    score: float
-
-
-class ScoreList(msgspec.Struct):
-    """A score for each document."""
-
-    id: str
-    object: Literal["list"]
-    created: int
-    model: str
-    data: list[TextScore]
-    usage: EmbeddingUsage
-
-
-class RankedText(msgspec.Struct):
-    """A document, as it was given."""
-
-    text: str
-
-
-class RankedDocument(msgspec.Struct):
-    """The place of a document in the request, and its score."""
-
-    index: int
-    relevance_score: float
-    document: RankedText | UnsetType = UNSET
-
-
-class RankedList(msgspec.Struct):
-    """Documents, the most relevant first."""
-
-    id: str
-    model: str
-    results: list[RankedDocument]
-    usage: EmbeddingUsage
-
-
-class TokenizedText(msgspec.Struct):
-    """The tokens; `token_strs` if they were asked for."""
-
-    count: int
-    max_model_len: int | None
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
-class DetokenizedText(msgspec.Struct):
-    """The text."""
-
-    prompt: str
 
 
 class ModelEntry(msgspec.Struct):

@@ -10,7 +10,7 @@ from aiohttp import web
 from dynamo_core import HttpRoute, ListenerName
 from dynamo_core.errors import ModelNotFound
 from dynamo_core.protocol import format_instance_id, shown
-from dynamo_generation.bodies.decode import read_object, run_for_size
+from dynamo_generation.bodies.reading import read_body
 from dynamo_generation.endpoints.conversation import ChatDependencies
 from dynamo_generation.prompts.preprocess import to_engine
 from dynamo_generation.requests.common import invalid
@@ -22,7 +22,7 @@ from dynamo_plugin_frontend_openai.completions import ParsedCompletion
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, PreprocessedRequest, ServedModel
-    from dynamo_generation.endpoints.generation import ParsedRequest
+    from dynamo_generation.endpoints.parsed_request import ParsedRequest
 
 PATH = "/route/explain"
 
@@ -43,17 +43,17 @@ class RouteExplanations:
 
     async def post(self, http: web.Request) -> web.Response:
         """Overlap, load and cost of every rank, by the role of its worker."""
-        raw = await read_object(http)
-        model = self._find(raw.get("model"))
+        body = await read_body(http)
+        model = self._find(body.raw.get("model"))
         # A large body may have as many parts as would hold the event loop.
-        parsed = await run_for_size(len(await http.read()), self._parse, raw, model)
+        parsed = await body.run(self._parse, body.raw, model)
         request = await _request(parsed, model)
-        views = model.explain(request, with_end_user(principal_of(http), raw, USER, SESSION))
+        views = model.explain(request, with_end_user(principal_of(http), body.raw, USER, SESSION))
         routes = msgspec.to_builtins(views)
         for rank in (rank for route in routes for rank in route["ranks"]):
             rank["instance_id"] = format_instance_id(rank["instance_id"])
-        body = {"model": model.name, "routes": routes}
-        return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+        told = {"model": model.name, "routes": routes}
+        return web.Response(body=msgspec.json.encode(told), content_type="application/json")
 
     def _find(self, name: object) -> ServedModel:
         """The model that is named; without a name the only one."""

@@ -3,32 +3,109 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 from aiohttp import web
 from dynamo_core import DynamoError
 from dynamo_generation.answers.render import encode
+from dynamo_generation.bodies.decode import to_struct
 from dynamo_generation.endpoints.conversation import ChatDependencies
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
 from dynamo_generation.prompts.prompt_room import PromptRoom
 from dynamo_generation.requests import fields
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.common import U32, invalid
 from dynamo_generation.requests.ignored import IgnoredFields
+from dynamo_generation.requests.messages import Message
+from dynamo_generation.requests.tools import Tool
 from dynamo_text import INLINE
 
 from dynamo_plugin_frontend_openai.chat import ParsedChatCompletion
-from dynamo_plugin_frontend_openai.token_request import (
-    DetokenizeRequest,
-    TokenizeRequest,
-    chat_of_tokenize,
-    parse_detokenize,
-    parse_tokenize,
-)
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, Principal, ServedModel, Tokenizer
+
+
+#: Fields that speak of a conversation, and are those of a chat request.
+_OF_CHAT = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+
+
+PASSIVE_FIELDS: Mapping[str, fields.Accepts] = {"chat_template": fields.NOTHING, "mm_processor_kwargs": fields.NOTHING}
+
+
+class TokenizeRequest(msgspec.Struct, kw_only=True):
+    """A text or a conversation. Without a model the only one that is served is meant."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+
+
+class DetokenizeRequest(msgspec.Struct, kw_only=True):
+    """Token ids. Without a model the only one that is served is meant."""
+
+    model: str | None = None
+    tokens: list[U32]
+
+
+def parse_tokenize(raw: dict[str, Any]) -> TokenizeRequest:
+    """Checks a request for tokens.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    request = to_struct(raw, TokenizeRequest)
+    fields.refuse_fields(raw, TokenizeRequest.__struct_fields__, PASSIVE_FIELDS)
+    if (request.prompt is None) == (request.messages is None):
+        raise invalid("Either prompt or messages must be given, and not both", "prompt")
+    if request.messages is None:
+        for name in _OF_CHAT:
+            if getattr(request, name) is not None:
+                raise invalid(f"{name} needs messages", name)
+    elif request.add_special_tokens:
+        raise invalid("The chat template writes the special tokens itself", "add_special_tokens")
+    return request
+
+
+def chat_of_tokenize(request: TokenizeRequest, raw: dict[str, Any]) -> dict[str, Any]:
+    """The body of the chat request whose prompt has these tokens."""
+    chat = {name: raw[name] for name in ("messages", *_OF_CHAT) if raw.get(name) is not None}
+    # The name has found its model already, if there is one.
+    return {**chat, "model": request.model or "-"}
+
+
+def parse_detokenize(raw: dict[str, Any]) -> DetokenizeRequest:
+    """Checks a request for text.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    request = to_struct(raw, DetokenizeRequest)
+    fields.refuse_fields(raw, DetokenizeRequest.__struct_fields__, {})
+    return request
+
+
+class TokenizedText(msgspec.Struct):
+    """The tokens; `token_strs` if they were asked for."""
+
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizedText(msgspec.Struct):
+    """The text."""
+
+    prompt: str
 
 
 class _OfTokenizer(ModelEndpoint[ParsedT]):
@@ -69,7 +146,7 @@ class TokenizeEndpoint(_OfTokenizer[ParsedTokenize]):
 
     ENDPOINT = "tokenize"
     BODY = TokenizeRequest
-    PASSIVE = fields.TOKENIZE
+    PASSIVE = PASSIVE_FIELDS
 
     def __init__(self, services: FrontendServices, ignored: IgnoredFields, chats: ChatDependencies) -> None:
         super().__init__(services, ignored)
@@ -107,7 +184,7 @@ class DetokenizeEndpoint(_OfTokenizer[DetokenizeRequest]):
 
     ENDPOINT = "detokenize"
     BODY = DetokenizeRequest
-    PASSIVE = fields.DETOKENIZE
+    PASSIVE: ClassVar[Mapping[str, fields.Accepts]] = {}
 
     def check(self, raw: dict[str, Any]) -> DetokenizeRequest:
         """Checks a body."""

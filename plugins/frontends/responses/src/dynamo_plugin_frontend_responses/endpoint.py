@@ -9,20 +9,24 @@ from aiohttp import web
 from dynamo_core.protocol import CHAT
 from dynamo_generation.answers.answer import Answer
 from dynamo_generation.answers.render import Identity, Pieces, encode
-from dynamo_generation.bodies.decode import run_for_size
+from dynamo_generation.bodies.reading import Body, run_for_size
 from dynamo_generation.endpoints.conversation import ChatDependencies, ConversationEndpoint
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
-from dynamo_generation.endpoints.generation import Renderer
+from dynamo_generation.endpoints.parsed_request import Renderer
 from dynamo_generation.endpoints.token_count_route import CountingEndpoint
 from dynamo_generation.endpoints.translated import TranslatedRequest
 from dynamo_generation.prompts.preprocess import Prompt
-from dynamo_generation.requests import end_user, fields
+from dynamo_generation.requests import end_user
 from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_responses.memory import Recalled, ResponseMemory
 from dynamo_plugin_frontend_responses.render import ID_PREFIX, ResponseRenderer
 from dynamo_plugin_frontend_responses.requests import (
     ENCRYPTED_REASONING,
+    INPUT_TOKENS_PASSIVE,
+    REMEMBERED_INPUT_TOKENS_PASSIVE,
+    REMEMBERED_RESPONSES_PASSIVE,
+    RESPONSES_PASSIVE,
     InputTokensRequest,
     RememberedInputTokens,
     RememberedRequest,
@@ -68,7 +72,7 @@ class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
     ENDPOINT = "responses"
     MODEL_TYPE = CHAT
     BODY: ClassVar[type[InputTokensRequest]] = ResponsesRequest
-    PASSIVE = fields.RESPONSES
+    PASSIVE = RESPONSES_PASSIVE
     USER = end_user.USER
     SESSION = end_user.RESPONSES_SESSION
     ID_PREFIX = ID_PREFIX
@@ -102,7 +106,7 @@ class InputTokensEndpoint(CountingEndpoint):
 
     ENDPOINT = "input_tokens"
     BODY: ClassVar[type[InputTokensRequest]] = InputTokensRequest
-    PASSIVE = fields.INPUT_TOKENS
+    PASSIVE = INPUT_TOKENS_PASSIVE
     ALSO: ClassVar[dict[str, Any]] = {"object": "response.input_tokens"}
 
     def check(self, raw: dict[str, Any]) -> ParsedResponse:
@@ -114,7 +118,7 @@ class RememberingResponsesEndpoint(ResponsesEndpoint):
     """Responses that are stored, and go on from those that were."""
 
     BODY: ClassVar[type[InputTokensRequest]] = RememberedRequest
-    PASSIVE = fields.REMEMBERED_RESPONSES
+    PASSIVE = REMEMBERED_RESPONSES_PASSIVE
 
     def __init__(
         self,
@@ -127,8 +131,8 @@ class RememberingResponsesEndpoint(ResponsesEndpoint):
         super().__init__(services, ignored, answering, chats)
         self._responses = memory
 
-    async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedResponse:
-        return await _recalling(self, self.BODY, http, raw, self._responses, self._chats)
+    async def _check(self, http: web.Request, body: Body) -> ParsedResponse:
+        return await _recalling(self, self.BODY, http, body, self._responses, self._chats)
 
     def _seal(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> Callable[[], Awaitable[bytes]] | None:
         if parsed.recalled is None or not parsed.recalled.keeps:
@@ -160,7 +164,7 @@ class RememberingInputTokensEndpoint(InputTokensEndpoint):
     """Counts the tokens of requests that go on from stored responses."""
 
     BODY: ClassVar[type[InputTokensRequest]] = RememberedInputTokens
-    PASSIVE = fields.REMEMBERED_INPUT_TOKENS
+    PASSIVE = REMEMBERED_INPUT_TOKENS_PASSIVE
 
     def __init__(
         self, services: FrontendServices, ignored: IgnoredFields, chats: ChatDependencies, memory: ResponseMemory
@@ -168,29 +172,29 @@ class RememberingInputTokensEndpoint(InputTokensEndpoint):
         super().__init__(services, ignored, chats)
         self._responses = memory
 
-    async def _check(self, http: web.Request, raw: dict[str, Any]) -> ParsedResponse:
-        return await _recalling(self, self.BODY, http, raw, self._responses, self._chats, counts=True)
+    async def _check(self, http: web.Request, body: Body) -> ParsedResponse:
+        return await _recalling(self, self.BODY, http, body, self._responses, self._chats, counts=True)
 
 
 async def _recalling(
     endpoint: ModelEndpoint[Any],
-    body: type[InputTokensRequest],
+    kind: type[InputTokensRequest],
     http: web.Request,
-    raw: dict[str, Any],
+    body: Body,
     memory: ResponseMemory,
     chats: ChatDependencies,
     *,
     counts: bool = False,
 ) -> ParsedResponse:
     """A checked body with what it refers to put before its own input."""
+    raw = body.raw
 
     def parse(given: dict[str, Any]) -> InputTokensRequest:
-        return parse_responses(given, body, endpoint.PASSIVE)
+        return parse_responses(given, kind, endpoint.PASSIVE)
 
     # First by itself, so that what is wrong with it is told by its own places.
-    request = await endpoint.off_loop(http, raw, parse)
-    size = len(await http.read())
-    recalled = await memory.recall(raw, principal_of(http), size, counts=counts)
+    request = await endpoint.off_loop(http, body, parse)
+    recalled = await memory.recall(raw, principal_of(http), body.size, counts=counts)
 
     def whole() -> ParsedResponse:
         full = parse({**raw, "input": [*recalled.before, *recalled.own]}) if recalled.refers else request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from dynamo_core import PluginConfig
 from dynamo_generation.api import Api, post
@@ -29,6 +29,12 @@ class ResponsesFrontend(Api):
     Config: ClassVar[type[PluginConfig]] = ResponsesConfig
 
     config: ResponsesConfig
+
+    @classmethod
+    def claims(cls, config: PluginConfig) -> Iterable[str]:
+        """Return the routes that there are without a store, too."""
+        path = cast("ResponsesConfig", config).responses_path
+        return (f"POST {path}", f"POST {path}/input_tokens")
 
     def operations(self) -> Iterable[Operation]:
         """Return the routes, and how their bodies are read."""

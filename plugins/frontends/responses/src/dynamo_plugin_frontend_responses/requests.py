@@ -42,6 +42,55 @@ _STATE: Mapping[str, str] = {
 }
 
 
+RESPONSES_PASSIVE: Mapping[str, fields.Accepts] = {
+    "access_programs": fields.anything,
+    "background": fields.OneOf(None, False),
+    "client_metadata": fields.anything,  # the client's own, as Codex sends it
+    "context_management": fields.anything,  # the context is never compacted here
+    "conversation": fields.NOTHING,
+    "image": fields.anything,  # how pictures are made; there are none
+    # Parts of answers that are not made here, but for the encrypted reasoning, which is, and the log-probabilities,
+    # which are refused.
+    "include": fields.ListOf(
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    ),
+    "max_tool_calls": fields.anything,  # counts calls of tools that a server runs itself; there are none
+    "moderation": fields.NOTHING,
+    "previous_response_id": fields.NOTHING,
+    "prompt": fields.NOTHING,
+    "prompt_cache_key": fields.COMMON["prompt_cache_key"],
+    "prompt_cache_options": fields.anything,
+    "prompt_cache_retention": fields.anything,
+    "safety_identifier": fields.COMMON["safety_identifier"],
+    "service_tier": fields.COMMON["service_tier"],
+    "store": fields.COMMON["store"],
+    "top_logprobs": fields.OneOf(None, 0),
+    "truncation": fields.Documented("auto", "disabled"),  # a prompt that is too long is refused with either
+}
+
+INPUT_TOKENS_PASSIVE: Mapping[str, fields.Accepts] = {
+    "conversation": fields.NOTHING,
+    "personality": fields.anything,  # one of the makers of the API's own models
+    "previous_response_id": fields.NOTHING,
+    "truncation": RESPONSES_PASSIVE["truncation"],
+}
+
+#: Where a store holds earlier responses these are no longer passive.
+_REMEMBERED = frozenset({"conversation", "previous_response_id", "store"})
+REMEMBERED_RESPONSES_PASSIVE: Mapping[str, fields.Accepts] = {
+    name: accepts for name, accepts in RESPONSES_PASSIVE.items() if name not in _REMEMBERED
+}
+REMEMBERED_INPUT_TOKENS_PASSIVE: Mapping[str, fields.Accepts] = {
+    name: accepts for name, accepts in INPUT_TOKENS_PASSIVE.items() if name not in _REMEMBERED
+}
+
+
 class ResponsePart(msgspec.Struct, kw_only=True):
     """A part of a content: text, or a refusal of an earlier answer."""
 
@@ -181,14 +230,15 @@ def parse_responses(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[
     request = to_struct(raw, kind)
     if not request.input:
         raise invalid("The input cannot be empty", "input")
-    fields.check_known(raw, request.__struct_fields__, passive)
+    refusal = fields.check_fields(raw, request.__struct_fields__, passive)
     for name in _STATE.keys() & passive.keys():
         if not passive[name](raw.get(name)):
             raise InvalidArgument(
                 f"Unsupported value of parameter `{name}`: {_STATE[name]}",
                 field=name,
             )
-    fields.check_passive(raw, passive)
+    if refusal is not None:
+        raise refusal
     if not isinstance(request.input, str):
         check_items(request.input, "input", references=request.REFERENCES)
     check_tools(request.tools or ())

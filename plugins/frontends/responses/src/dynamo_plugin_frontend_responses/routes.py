@@ -10,7 +10,8 @@ from aiohttp import web
 from dynamo_core import HttpFault, HttpRoute
 from dynamo_core.errors import InvalidArgument
 from dynamo_generation.answers.render import encode
-from dynamo_generation.bodies.decode import read_object, run_for_size, to_struct
+from dynamo_generation.bodies.decode import to_struct
+from dynamo_generation.bodies.reading import read_body
 from dynamo_generation.endpoints.openapi import Operation
 from dynamo_generation.requests import fields
 from dynamo_generation.requests.common import invalid
@@ -148,10 +149,10 @@ class StoredResponses:
         return _json((await self._memory.remove(_owner(http), _conversation(http), item)).told())
 
     async def _body(self, http: web.Request, kind: type[BodyT]) -> tuple[dict[str, Any], BodyT]:
-        raw = await read_object(http)
-        body = await run_for_size(len(await http.read()), to_struct, raw, kind)
-        fields.check_known(raw, kind.__struct_fields__, {})
-        return raw, body
+        body = await read_body(http)
+        request = await body.run(to_struct, body.raw, kind)
+        fields.refuse_fields(body.raw, kind.__struct_fields__, {})
+        return body.raw, request
 
 
 def _owner(http: web.Request) -> str:

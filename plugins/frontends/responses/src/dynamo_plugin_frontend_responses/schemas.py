@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
-from dynamo_generation.choices.schema_check import Verdict
+from dynamo_generation.choices.schema_validation import Verdict
 from msgspec import UNSET, UnsetType
 
 

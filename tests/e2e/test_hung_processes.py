@@ -95,6 +95,7 @@ def last_ends_within(seconds: float, server: Any, started: list[int]) -> bool:
     return False
 
 
+@pytest.mark.full
 def test_sigterm_ends_a_deployment_with_hung_processes_in_time(hung: Hung) -> None:
     server, started = hung()
 

@@ -231,6 +231,7 @@ def test_a_second_server_on_the_port_is_refused_even_if_it_would_share(frontends
 
     assert done.returncode == 2
     assert f"127.0.0.1:{frontends.server.port}: the port is in use" in done.stderr
+    assert "runs as pid" not in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -265,14 +265,12 @@ def phases(log: str) -> list[str]:
 
 
 WHOLE = ["start", "started", "drain", "cleanup", "cleaned up"]
-SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 
 
-@SIGNALS
-def test_an_idle_worker_ends_in_order(live: Any, number: int) -> None:
+def test_an_idle_worker_ends_in_order(live: Any) -> None:
     life = live().serving()
 
-    life.signal(number)
+    life.signal()
 
     assert life.end() == 0, life.log
     assert life.diary == WHOLE
@@ -292,22 +290,22 @@ def test_a_signal_while_the_engine_starts_lets_it_finish_and_nothing_is_served(l
     assert "serving life-model" not in life.log
 
 
-def test_a_start_that_does_not_finish_within_the_grace_period_is_cut_and_cleaned_up(live: Any) -> None:
-    life = live("hang: start", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="60")
+@pytest.mark.parametrize(
+    ("signals", "grace"),
+    [
+        pytest.param([signal.SIGTERM], "0.3", id="the grace period is over"),
+        pytest.param([signal.SIGINT], "60", id="ctrl-c"),
+        pytest.param([signal.SIGTERM] * 2, "60", id="a second signal", marks=pytest.mark.full),
+    ],
+)
+def test_start_that_is_cut_is_cleaned_up(live: Any, signals: list[int], grace: str) -> None:
+    timeouts = {"DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": "60", "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": grace}
+    life = live("hang: start", **timeouts)
     life.until(lambda: life.diary == ["start"])
 
-    life.signal(signal.SIGTERM)
-
-    assert life.end() == 0, life.log
-    assert life.diary == ["start", "cleanup", "cleaned up"]
-    assert "the engine of worker life is in start()" in life.log
-
-
-def test_ctrl_c_cuts_a_start_at_once_and_cleans_up(live: Any) -> None:
-    life = live("hang: start", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="60", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="60")
-    life.until(lambda: life.diary == ["start"])
-
-    life.signal(signal.SIGINT)
+    for number in signals:
+        life.signal(number)
+        life.until(lambda: "a second signal cuts" in life.log or number == signal.SIGINT)  # noqa: B023 - used at once
 
     assert life.end() == 0, life.log
     assert life.diary == ["start", "cleanup", "cleaned up"]
@@ -324,7 +322,9 @@ def test_ctrl_c_cuts_a_start_at_once_and_cleans_up(live: Any) -> None:
             id="swallows the cancelling",
             marks=pytest.mark.full,
         ),
-        pytest.param("start in a thread", "threads that have not ended", id="goes on in a thread"),
+        pytest.param(
+            "start in a thread", "threads that have not ended", id="goes on in a thread", marks=pytest.mark.full
+        ),
     ],
 )
 def test_ctrl_c_ends_a_start_that_cannot_be_cut_within_seconds_and_says_what_it_was_at(
@@ -346,26 +346,6 @@ def test_a_signal_before_the_engine_starts_leaves_it_alone(live: Any) -> None:
     assert life.end() == 0, life.log
     assert life.diary == []
     assert phases(life.log) == ["1", "2", "3"]
-
-
-def test_a_second_signal_cuts_the_start(live: Any) -> None:
-    life = live("hang: start", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="60")
-    life.until(lambda: life.diary == ["start"])
-
-    life.signal()
-    life.until(lambda: "a second signal cuts" in life.log)
-    life.signal()
-
-    assert life.end() == 0, life.log
-    assert life.diary == ["start", "cleanup", "cleaned up"]
-
-
-def test_an_engine_that_fails_to_start_is_cleaned_up_and_the_process_fails(live: Any) -> None:
-    life = live("fail_start: true")
-
-    assert life.end() == 1
-    assert life.diary == ["start", "cleanup", "cleaned up"]
-    assert "no memory" in life.log
 
 
 def test_a_worker_that_cannot_be_registered_goes_down_as_any_other(live: Any) -> None:
@@ -408,18 +388,9 @@ def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(front
     assert life.diary == ["start", "started", "generate", "drain", "cleanup", "cleaned up"]
 
 
-@pytest.mark.full
-def test_an_engine_that_does_not_drain_is_cleaned_up_all_the_same(live: Any) -> None:
-    life = live("hang: drain", "drain_timeout: 0.5").serving()
-
-    life.signal()
-
-    assert life.end() == 0, life.log
-    assert life.diary == WHOLE
-    assert "could not drain its engine in time" in life.log
-
-
-@pytest.mark.parametrize("hang", ["cleanup", pytest.param("cleanup in C", marks=pytest.mark.full), "drain in C"])
+@pytest.mark.parametrize(
+    "hang", ["cleanup", *(pytest.param(f"{step} in C", marks=pytest.mark.full) for step in ("cleanup", "drain"))]
+)
 def test_an_engine_that_cannot_be_stopped_takes_the_process_no_longer_than_the_deadline(live: Any, hang: str) -> None:
     life = live(f"hang: {hang}", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="-3")
     life.serving()
@@ -439,42 +410,19 @@ def test_a_failed_start_with_a_cleanup_that_hangs_has_the_deadline_too(live: Any
     assert life.diary == ["start", "cleanup"]
 
 
-@pytest.mark.full
-def test_a_signal_is_heard_by_a_process_whose_loop_stands_still(live: Any) -> None:
-    life = live("hang: start in C", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1")
-    life.until(lambda: life.diary == ["start"])
-
-    life.signal()
-
-    assert life.end() == 70
-
-
-def ask_once(server: Any) -> None:
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("in C", 70), pytest.param("with the lock", 1, marks=pytest.mark.full, id="keeps the lock of the interpreter")],
+)
+def test_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(frontend: Any, how: str, code: int) -> None:
+    life, server = frontend(f"hang: generate {how}", "stall_exit: 1")
     body = {"model": "life-model", "prompt": "hi", "max_tokens": 1}
     threading.Thread(target=server.request, args=("POST", "/v1/completions", body), daemon=True).start()
 
-
-def hung(frontend: Any, where: str) -> tuple[Life, Any]:
-    """A worker that hangs in its one request, and the frontend that sent it there."""
-    life, server = frontend(f"hang: {where}", "stall_exit: 1")
-    ask_once(server)
-    return life, server
-
-
-def test_a_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(frontend: Any) -> None:
-    life, server = hung(frontend, "generate in C")
-
-    assert life.end() == 70
-    assert "the event loop stood still for 1 s" in life.log
+    assert life.end() == code
+    assert ("the event loop stood still for 1 s" in life.log) == (code == 70)
     assert "life_engine.py" in life.log, "every thread is shown"
     assert server.until(lambda: server.instances() == {}, 10), "its lease runs out"
-
-
-def test_a_loop_that_is_held_by_code_that_keeps_the_interpreters_lock_ends_the_process_too(frontend: Any) -> None:
-    life, _ = hung(frontend, "generate with the lock")
-
-    assert life.end() == 1
-    assert "life_engine.py" in life.log
 
 
 def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_it_does(frontend: Any) -> None:
@@ -508,8 +456,12 @@ def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_
     assert life.diary[-3:] == ["drain", "cleanup", "cleaned up"]
 
 
-def test_a_worker_shows_the_metrics_of_its_engines_own_registry(live_for_module: Life) -> None:
-    text = live_for_module.ask("/metrics")[1]
+def test_a_worker_shows_the_metrics_of_its_engines_own_registry(live: Any) -> None:
+    life = live().serving()
+
+    text = life.ask("/metrics")[1]
+
+    assert life.ask("/metadata")[0] == life.ask("/engine/sleep")[0] == 404
 
     line = next(line for line in text.splitlines() if line.startswith("life_temperature{"))
     assert line.endswith(" 37.0")
@@ -517,25 +469,3 @@ def test_a_worker_shows_the_metrics_of_its_engines_own_registry(live_for_module:
         assert label in line
     assert "other_temperature" not in text
     assert re.search(r"^dynamo_component_model_load_time_seconds\{", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "text"),
-    [
-        ("/metadata", 404, "Discovery metadata not available"),
-        ("/engine/sleep", 404, "Route not found"),
-        ("/nothing", 404, "Route not found"),
-    ],
-)
-def test_what_a_worker_does_not_have_is_said(live_for_module: Life, path: str, status: int, text: str) -> None:
-    answer = live_for_module.ask(path)
-
-    assert answer[0] == status
-    assert text in answer[1]
-
-
-@pytest.fixture(scope="module")
-def live_for_module(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Iterator[Life]:
-    life = Life(tmp_path_factory.mktemp("life"), plugin)
-    yield life.serving()
-    life.close()

@@ -124,38 +124,6 @@ def test_a_quiet_tenant_is_served_before_the_queue_of_a_loud_one(house: Queued) 
     assert answered() == ["quiet", *["loud"] * 5]
 
 
-def test_the_queue_is_bounded_and_a_quiet_tenant_finds_a_place_in_it(house: Queued) -> None:
-    before = house.metric(REFUSALS, tenant="loud")
-    with ThreadPoolExecutor(8) as pool:
-        with house.taken():
-            loud = [pool.submit(house.ask, LOUD) for _ in range(6)]
-            house.waiting(6)
-            over = house.ask(LOUD)
-            quiet = pool.submit(house.ask, QUIET)
-            house.waiting(1, tenant="quiet")
-            house.waiting(5, tenant="loud")
-        answers = [over, *(task.result(60) for task in loud)]
-
-        assert quiet.result(60)[0] == 200
-    refused = [(headers, answer) for status, headers, answer in answers if status == 503]
-    assert len(refused) == 2
-    for headers, answer in refused:
-        assert 1 <= int(headers["retry-after"]) <= 60
-        assert answer["type"] == "service_unavailable"
-    assert house.server.until(lambda: house.metric(REFUSALS, tenant="loud") == before + 2, 5)
-
-
-def test_a_client_that_leaves_the_queue_leaves_nothing(house: Queued) -> None:
-    with house.taken():
-        connections = [house.send(LOUD, stream=True) for _ in range(3)]
-        house.waiting(3)
-        for connection in connections:
-            connection.close()
-        house.waiting(0)
-
-    assert house.idle()
-
-
 def test_the_server_does_not_keep_a_client_longer_than_its_sdk_waits(house: Queued) -> None:
     """The client is still there to hear the refusal; without its header it would have waited for 30 s in vain."""
     client = openai.OpenAI(base_url=f"{house.server.url}/v1", api_key=QUIET, max_retries=0, timeout=6)
@@ -251,53 +219,3 @@ def test_a_tenant_has_no_more_at_once_over_two_frontends_than_it_may(serve: Call
         assert max(seen) == 2
         assert one.idle()
         assert two.idle()
-
-
-# A chain: what is over the thresholds is refused at once, what is over the places waits.
-
-CHAINED = CONFIG.replace(
-    """  use: fair-queue
-  requests_per_worker: 1
-  max_queue: 6
-""",
-    """  - use: token-capacity
-    active_decode_blocks_threshold: 0.9
-  - use: fair-queue
-    requests_per_worker: 2
-    max_queue: 6
-""",
-).replace("fixed_itl_ms: 100", "fixed_itl_ms: 100, block_size: 16, num_gpu_blocks: 100")
-FORTY_BLOCKS = "a" * (39 * 16 + 1)
-
-
-def test_in_a_chain_one_refuses_over_its_thresholds_while_the_other_keeps_its_queue(serve: Callable[..., Any]) -> None:
-    house = Queued(serve(CHAINED))
-    with ThreadPoolExecutor(9) as pool:
-        with house.send(LOUD, prompt=FORTY_BLOCKS, max_tokens=5000, stream=True):
-            with house.send(LOUD, max_tokens=5000, stream=True):
-                assert house.server.until(lambda: house.metric(RUNNING) == 2, 10)
-                waits = pool.submit(house.ask, QUIET)
-                house.waiting(1)
-                # The worker is over its threshold from here on.
-                status, _, answer = house.server.request(
-                    "POST",
-                    "/busy_threshold",
-                    {"model": "m", "active_decode_blocks_threshold": 0.3},
-                    authorization=f"Bearer {OPERATORS}",
-                )
-                assert status == 200, answer
-                assert house.server.until(lambda: house.metric("dynamo_frontend_worker_busy") == 1, 10)
-
-                flood = [pool.submit(house.ask, key) for key in (LOUD, QUIET) * 4]
-                refused = [task.result(60) for task in flood]
-
-                assert {status for status, _, _ in refused} == {503}
-                assert all(1 <= int(headers["retry-after"]) <= 60 for _, headers, _ in refused)
-                assert house.depth() == 1
-                assert house.metric(REFUSALS) == 0, "the fair queue was asked though the one before it refuses"
-            # A place alone is not enough while the worker is over its threshold.
-            assert house.server.until(lambda: house.metric(RUNNING) == 1, 10)
-            assert not waits.done()
-        assert waits.result(60)[0] == 200
-    assert house.idle()
-    assert house.ask(LOUD)[0] == 200

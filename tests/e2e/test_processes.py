@@ -212,7 +212,7 @@ def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:
     path.write_text(config(tmp_path, itl=0.1))
     port = free_port()
     serve = [sys.executable, "-m", "dynamo_runtime.cli.main", "serve", str(path), "--profile", "processes"]
-    with leading_a_session([*serve, "--http-port", str(port)], stderr=subprocess.PIPE) as process:
+    with leading_a_session([*serve, "--http-port", str(port)], stderr=subprocess.PIPE, pipesize=4096) as process:
         fill_the_log(port)
 
         process.send_signal(signal.SIGTERM)
@@ -222,10 +222,10 @@ def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:
 
 
 def fill_the_log(port: int) -> None:
-    """Asks until the access log has filled the pipe that nobody reads, which holds 64 KiB."""
+    """Asks until the access log has filled the pipe that nobody reads, which holds 4 KiB."""
     asked = 0
     deadline = time.monotonic() + 90
-    while asked < 400 and time.monotonic() < deadline:
+    while asked < 40 and time.monotonic() < deadline:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
             connection.request(
@@ -236,4 +236,4 @@ def fill_the_log(port: int) -> None:
             time.sleep(0.1)
         finally:
             connection.close()
-    assert asked == 400
+    assert asked == 40

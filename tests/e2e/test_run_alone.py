@@ -7,20 +7,17 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_runtime import engine_main
+from dynamo_testing.ports import free_port
 
-from tests.e2e.conftest import Log
-
-START_DEADLINE = 90.0
-STOP_DEADLINE = 60.0
+from tests.e2e.conftest import Log, Process
 
 #: An engine that imports nothing of transports, discovery or settings, and is made from no class of the framework.
 ENGINE = """
@@ -72,46 +69,21 @@ client: {drain_grace: 0.1, min_initial_workers: 0}
 """
 
 
-class Alone:
+class Alone(Process):
     """A process of an engine, and what it says."""
 
-    def __init__(self, words: list[str], env: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self._said, self._log = Log(self.process.stdout), Log(self.process.stderr)
+    def __init__(self, words: Sequence[str], env: dict[str, str]) -> None:
+        super().__init__(words, env, stdout=subprocess.PIPE)
+        self._said = Log(self.process.stdout)
 
     @property
     def said(self) -> list[str]:
         return [line.rstrip("\n") for line in self._said.lines]
 
-    @property
-    def log(self) -> list[str]:
-        return [line.rstrip("\n") for line in self._log.lines]
-
-    def until(self, words: str) -> str:
-        """The next line of the log with these words."""
-        found = self._log.until(re.escape(words), START_DEADLINE)
-        assert found is not None, f"the process never said {words!r}:\n{self._log}"
-        return found.string
-
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Signals it, and gives its exit code."""
-        self.process.send_signal(number)
-        return self.wait()
-
-    def wait(self) -> int:
-        code = self.process.wait(STOP_DEADLINE)
-        self._said.whole()
-        self._log.whole()
-        return code
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.wait()
+        code = super().end(number)
         self._said.close()
-        self._log.close()
+        return code
 
 
 Start = Callable[..., Alone]
@@ -141,7 +113,7 @@ def alone(tmp_path: Path, records: Path) -> Iterator[Start]:
 
     yield start
     for engine in started:
-        engine.close()
+        engine.end(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -172,20 +144,21 @@ def parrot(delay: float = 0.0, main: str = MAIN) -> str:
     return ENGINE.replace("DELAY", str(delay)) + main
 
 
-def served_parrot(frontend: Any, alone: Start, delay: float = 0.0) -> Any:
+def served_parrot(frontend: Any, alone: Start, delay: float = 0.0, **env: str) -> Any:
     """An engine that repeats what it is asked, once the frontend lists its model."""
-    engine = alone(script=parrot(delay))
-    engine.until("serving parrot")
+    engine = alone(script=parrot(delay), **env)
+    engine.found("serving parrot")
     assert frontend.until(lambda: served(frontend, "parrot", engine), 10)
     return engine
 
 
 def test_an_engine_of_no_class_runs_from_three_lines_and_ends_in_order(frontend: Any, alone: Start) -> None:
-    engine = served_parrot(frontend, alone)
+    port = free_port()
+    engine = served_parrot(frontend, alone, DYN_SYSTEM_PORT=str(port))
 
     status, answer = ask(frontend, "parrot", "Polly?", max_tokens=20)
     health = json.loads(frontend.request("GET", "/health")[2])["instances"]
-    with urllib.request.urlopen(f"{health[0]['system_url']}/metrics", timeout=60) as told:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as told:
         lines = told.read().decode().splitlines()
     code = engine.end()
 
@@ -219,7 +192,7 @@ def test_what_an_engine_lets_slip_is_in_its_log_and_not_in_the_answer(frontend: 
 
     assert status == 500
     assert "secret" not in json.dumps(answer)
-    engine.until("a secret of the engine")
+    engine.found("a secret of the engine")
     assert engine.end(signal.SIGINT) == 0
 
 
@@ -230,7 +203,7 @@ def test_the_mocker_runs_by_its_module_with_flags_over_variables(frontend: Any, 
         DYN_MODEL_NAME="by-variable",
         DYN_WORKERS__MOCKER__ENGINE__OUTPUT="random",
     )
-    engine.until("serving by-flag")
+    engine.found("serving by-flag")
     assert frontend.until(lambda: served(frontend, "by-flag", engine), 10)
 
     status, answer = ask(frontend, "by-flag", "again", max_tokens=20)
@@ -249,7 +222,7 @@ def test_the_program_of_the_documentation_runs_as_it_stands(frontend: Any, alone
         *("--set", "workers.my_engine.grace_period=0"),
         script=files["my_engine.py"],
     )
-    engine.until("serving echo")
+    engine.found("serving echo")
     assert frontend.until(lambda: served(frontend, "echo", engine), 10)
     status, answer = ask(frontend, "echo", "Hello")
 
@@ -267,9 +240,10 @@ Parrot.start = start
     engine = alone(script=parrot(main=failing + MAIN))
 
     assert engine.wait() == 1
+    engine.end()
     assert engine.said == ["cleanup"]
-    assert "not started: Backend(CannotConnect): no accelerator was found" in engine.log[-1]
-    assert "Traceback" not in "\n".join(engine.log)
+    assert "not started: Backend(CannotConnect): no accelerator was found" in engine.lines[-1]
+    assert "Traceback" not in engine.log
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 from dynamo_testing.ports import free_port
+
+from tests.e2e.conftest import Process, clean_environment
 
 DEADLINE = 60.0
 MODULE = "dynamo_plugin_router_slot_tracker"
@@ -38,52 +39,19 @@ def resident(tracker: Tracker) -> int:
     return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0])
 
 
-class Tracker:
+class Tracker(Process):
     """A running service. Without other options it listens on a free port of the loopback."""
 
     def __init__(self, *options: str, ready: str = "ready for requests", trust: ssl.SSLContext | None = None) -> None:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "SLOT_TRACKER_"))}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, *(options or ("--host", "127.0.0.1", "--port", "0"))],
-            env=kept | {"PYTHONUNBUFFERED": "1"},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
+        env = {key: value for key, value in clean_environment().items() if not key.startswith("SLOT_TRACKER_")}
+        super().__init__(["-m", MODULE, *(options or ("--host", "127.0.0.1", "--port", "0"))], env)
         self._trust = trust
-        self._lines: list[str] = []
-        self._grown = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.port = int(self.found(ready + r" at https?://[\d.]+:(\d+)"))
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._grown:
-                self._lines.append(line)
-                self._grown.notify_all()
-
-    @property
-    def log(self) -> str:
-        return "".join(self._lines)
-
-    def found(self, pattern: str) -> str:
-        """What the pattern's group matches in the log, once it does."""
-        with self._grown:
-            matched = self._grown.wait_for(
-                lambda: re.search(pattern, self.log) or self.process.poll() is not None, DEADLINE
-            )
-        match = re.search(pattern, self.log)
-        if match is None:
-            self.end()
-            pytest.fail(f"{pattern!r} is not in the log ({matched}):\n{self.log}")
-        return match[1]
+        self.port = int(self.found(ready + r" at https?://[\d.]+:(\d+)")[1])
 
     @property
     def sync(self) -> str:
         """The endpoint on which replicas are told."""
-        return self.found(r"replicas are told at (tcp://\S+)")
+        return self.found(r"replicas are told at (tcp://\S+)")[1]
 
     def ask(
         self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, **headers: str
@@ -136,20 +104,6 @@ class Tracker:
 
     def blocks(self, model: str, hashes: list[int]) -> int:
         return self.potential(model, hashes)[7, 0]["potential_decode_blocks"]
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Ends the process; its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        try:
-            return self.process.wait(DEADLINE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait(5)
-        finally:
-            self._reader.join(5)
-            assert self.process.stderr is not None
-            self.process.stderr.close()
 
 
 def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
@@ -681,8 +635,11 @@ BAD_CALLS: dict[str, Sequence[Step]] = {
 }
 
 
-def play(tracker: Tracker, steps: Sequence[Step]) -> None:
-    """Makes the calls of a case one after the other and compares the answers."""
+CASES = {**WORKER_CALLS, **REQUEST_CALLS, **LOAD_CALLS, **BAD_CALLS}
+
+
+@pytest.mark.parametrize("steps", CASES.values(), ids=CASES)
+def test_calls_are_answered_as_documented(tracker: Tracker, steps: Sequence[Step]) -> None:
     model = next(names)
 
     def named(value: Any) -> Any:
@@ -703,26 +660,6 @@ def play(tracker: Tracker, steps: Sequence[Step]) -> None:
             assert sorted(told[1], key=lambda row: (row["worker_id"], row["dp_rank"])) == expected
         else:
             assert told[1] == named(expected)
-
-
-@pytest.mark.parametrize("steps", WORKER_CALLS.values(), ids=WORKER_CALLS)
-def test_calls_about_workers_are_answered_as_documented(tracker: Tracker, steps: Sequence[Step]) -> None:
-    play(tracker, steps)
-
-
-@pytest.mark.parametrize("steps", REQUEST_CALLS.values(), ids=REQUEST_CALLS)
-def test_calls_about_requests_are_answered_as_documented(tracker: Tracker, steps: Sequence[Step]) -> None:
-    play(tracker, steps)
-
-
-@pytest.mark.parametrize("steps", LOAD_CALLS.values(), ids=LOAD_CALLS)
-def test_loads_and_projections_are_those_documented(tracker: Tracker, steps: Sequence[Step]) -> None:
-    play(tracker, steps)
-
-
-@pytest.mark.parametrize("steps", BAD_CALLS.values(), ids=BAD_CALLS)
-def test_wrong_calls_are_refused_with_their_error(tracker: Tracker, steps: Sequence[Step]) -> None:
-    play(tracker, steps)
 
 
 def test_bounds_on_tenants_and_hashes_are_400(start: Start) -> None:

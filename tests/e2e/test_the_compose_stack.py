@@ -183,7 +183,7 @@ def test_the_stack_answers_whole_although_a_worker_is_killed_and_ends_in_order(
     workers[0].kill()
 
     ended = [stream.rest() for stream in streams]
-    assert all(text.rstrip().endswith(b"data: [DONE]") for text in ended), frontend.log
+    assert all(b"data: [DONE]" in text for text in ended), frontend.log
     assert all(b'"completion_tokens":300' in text.replace(b" ", b"") for text in ended), ended
     # One of the two was on it, and went on elsewhere.
     assert frontend.until(lambda: frontend.metric("dynamo_frontend_model_migration_total") >= 1, 5)

@@ -217,55 +217,6 @@ def test_a_request_whose_client_has_left_says_so(shared: House) -> None:
     assert "cancelled" in shared.why(stream.request_id)
 
 
-def test_a_request_that_took_too_long_says_so(serve: Any) -> None:
-    one = House(serve, [worker("one")], total=0.5)
-
-    assert one.ask("r1", max_tokens=1000) == 504
-
-    assert one.ended("r1")[-1]["error_type"]
-    assert "HTTP 504" in one.why("r1")
-
-
-def test_a_prefill_hop_that_failed_is_there(house: Any) -> None:
-    one = house("prefill", "decode")
-    assert one.ask("r1") == 200
-    assert [event["role"] for event in one.ended("r1") if event["event"] == "routed"] == ["prefill", "decode"]
-    (prefill,) = [worker for worker in one.state()["workers"] if worker["role"] == "prefill"]
-    os.kill(prefill["pid"], signal.SIGSTOP)
-    try:
-        one.ask("r2")
-        hops = [event for event in one.ended("r2") if event["event"] == "attempted" and event["error"]]
-        assert [event["worker"] for event in hops][:1] == [prefill["id"]]
-        assert "did not accept" in one.why("r2")
-    finally:
-        os.kill(prefill["pid"], signal.SIGCONT)
-
-
-def test_a_prefill_worker_that_dies_at_work_is_named_and_so_is_the_next(house: Any, tmp_path: Path) -> None:
-    one = house("prefill", "prefill", "decode", prefills=halting(tmp_path, "Waits"))
-    pids = {worker["id"]: worker["pid"] for worker in one.state()["workers"] if worker["role"] == "prefill"}
-    names = {worker["id"]: worker["name"] for worker in one.state()["workers"]}
-    stream = Stream(one.server, **chat())
-    assert one.server.until(lambda: busy(one) is not None, 20)
-    failed = busy(one)
-    assert failed is not None
-
-    os.kill(pids[failed], signal.SIGKILL)
-    stream.rest()
-
-    assert one.server.until(lambda: bool(one.state()["recent"]), 20)
-    (line,) = one.state()["recent"]
-    events = one.ended(line["id"])
-    (moved,) = [event for event in events if event["event"] == "moved"]
-    assert moved["worker"] == failed
-    prefills = [event["worker"] for event in events if event["event"] == "routed" and event["role"] == "prefill"]
-    assert prefills == [failed, *(pids.keys() - {failed})]
-    assert "Disconnected" in moved["error"]
-    assert line["status"] == "success"
-    # By its name too, although it is gone.
-    assert f"worker {names[failed]} ({failed}) failed after 0 tokens, another is sought" in one.why(line["id"])
-
-
 def test_a_prefill_that_fails_in_its_engine_says_what_the_engine_said(shared: House) -> None:
     assert shared.ask("failed", model="failing") == 500
 
@@ -273,9 +224,3 @@ def test_a_prefill_that_fails_in_its_engine_says_what_the_engine_said(shared: Ho
     assert finished["reason"].endswith("the prompt did not fit on the moon")
     assert "HTTP 500: " in shared.why("failed")
     assert "the prompt did not fit on the moon" in shared.why("failed")
-
-
-def busy(one: House) -> str | None:
-    """The prefill worker that has a request."""
-    workers = one.state()["workers"]
-    return next((worker["id"] for worker in workers if worker["role"] == "prefill" and worker["requests"]), None)

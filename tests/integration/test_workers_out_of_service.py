@@ -137,18 +137,6 @@ async def test_a_running_request_goes_on_and_new_ones_go_elsewhere(house: Any, s
     assert report == WorkerStateReport(state, 0, True)
 
 
-async def test_a_worker_that_is_back_in_service_gets_requests_again(house: Any) -> None:
-    (worker,) = await workers(house, "one")
-    engine_of(worker).gate.set()
-    await tell(house, worker, CORDONED)
-    with pytest.raises(Unavailable, match="all aggregated workers of model 'm' are cordoned or draining"):
-        await house.generate([1])
-
-    await tell(house, worker, SERVING)
-
-    assert await answer(house, [1, 2]) == [1, 2]
-
-
 async def test_a_model_whose_workers_are_all_cordoned_is_still_there(house: Any) -> None:
     (worker,) = await workers(house, "one")
     await tell(house, worker, CORDONED)

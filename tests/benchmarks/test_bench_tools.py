@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -15,15 +14,14 @@ from dynamo_testing.ports import free_port
 from dynamo_testing.tiny_model import make_tokenizer_folder
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
-from benchmarks.children import ChildFailed, Children, accepts
-from benchmarks.http1 import BadResponse, Connection, Endpoint, EventCounter, ResponseParser
+from benchmarks.children import Children, accepts
+from benchmarks.http1 import BadResponse, Endpoint, EventCounter, ResponseParser
 from benchmarks.load import Measured, Target, measure
 from benchmarks.meters import MetricsMeter, ProcessMeter, Usage, cpu_seconds
-from benchmarks.probe import FIRST_TOKEN, TOKENS, ModelText, Text, inproc_front, serve_front
+from benchmarks.probe import FIRST_TOKEN, TOKENS, Text, inproc_front, serve_front
 from benchmarks.report import Block, table
-from benchmarks.runner import publish, run_plan
+from benchmarks.runner import publish
 from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.stats import percentile
 
@@ -121,16 +119,6 @@ def test_a_chunked_body_is_read_whole_however_it_is_cut(body: bytes, size: int, 
     assert (parser.status, parser.done, parser.keep_alive, got) == (200, True, True, body)
 
 
-@given(body=st.binary(max_size=300), places=st.lists(st.integers(0, 2000), max_size=12))
-def test_a_body_with_a_length_is_read_whole_after_an_interim_answer(body: bytes, places: list[int]) -> None:
-    head = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 503 Busy\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    parser = ResponseParser()
-
-    got = b"".join(parser.feed(piece) for piece in cut(head % len(body) + body, places))
-
-    assert (parser.status, parser.done, parser.keep_alive, got) == (503, True, False, body)
-
-
 @pytest.mark.parametrize(
     "raw",
     [
@@ -187,24 +175,6 @@ async def test_two_requests_against_the_probe_in_one_process_are_measured_withou
     assert measured.events_per_stream == (scenario.max_tokens + 4 if scenario.stream else None)
 
 
-async def test_the_probe_counts_the_tokens_of_the_model_and_gives_their_text(tmp_path: Path) -> None:
-    folder = make_tokenizer_folder(tmp_path / "model", vocab_size=800)
-    question = {"messages": [{"role": "user", "content": "ba ke"}], "max_tokens": 3}
-
-    async with probe_server(text=ModelText(folder)) as endpoint:
-        connection = await Connection.open(endpoint)
-        request = endpoint.post("/v1/chat/completions", json.dumps(question).encode())
-        reply = await connection.exchange(request, stream=False, timeout=10.0)
-        connection.close()
-
-    library = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    prompt = "<|im_start|>user\nba ke<|im_end|>\n<|im_start|>assistant\n"
-    answer = json.loads(reply.body)
-    made = [FIRST_TOKEN + number for number in (1, 2, 3)]
-    assert answer["usage"]["prompt_tokens"] == len(library.encode(prompt, add_special_tokens=False).ids)
-    assert answer["choices"][0]["message"]["content"] == "".join(library.decode([token]) for token in made)
-
-
 SERVED = http(EVENTS, b"text/event-stream")
 
 
@@ -239,16 +209,6 @@ async def test_a_request_that_is_never_answered_is_an_error_after_the_deadline()
 
     assert measured.requests == 0
     assert list(measured.error_kinds) == ["no complete answer within 0.05 s"]
-
-
-async def test_two_targets_are_measured_in_turn_and_compared() -> None:
-    quick = replace(UNARY, seconds=0.05)
-    async with probe_server() as one, probe_server() as two:
-        targets = [Target("one", one, "m", NoMeter()), Target("two", two, "m", NoMeter())]
-        blocks = await run_plan([(quick, targets)], rounds=2)
-
-    assert [len(rounds) for rounds in blocks[0].rounds.values()] == [2, 2]
-    assert "one / two" in table(blocks)
 
 
 # --- the report
@@ -312,12 +272,3 @@ async def test_a_child_serves_while_its_block_runs_and_is_gone_after_it(tmp_path
     assert measured.error_kinds == {}
     with pytest.raises(ProcessLookupError):
         cpu_seconds(pid)
-
-
-async def test_a_child_that_ends_at_once_is_reported_with_its_last_words(tmp_path: Path) -> None:
-    async def never() -> bool:
-        return False
-
-    async with Children(tmp_path, cpu=None) as children:
-        with pytest.raises(ChildFailed, match=r"broken ended with code 3\n    out of cheese"):
-            await children.start("broken", [sys.executable, "-c", "print('out of cheese'); exit(3)"], never)

@@ -1,7 +1,6 @@
 """The clients of the overload benchmark see what servers tell them; figures, table and picture are made of it."""
 
 import asyncio
-import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -9,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.http1 import Endpoint
-from benchmarks.overload import Cost, Fairness, Outcome, misses, plot
+from benchmarks.overload import Cost, Fairness, Outcome, misses
 from benchmarks.overload_clients import (
     ANSWERED,
     FAILED,
-    GAVE_UP,
     REFUSED,
     Attempt,
     Client,
@@ -79,13 +77,6 @@ async def test_a_client_tells_a_whole_answer_from_a_refusal_and_from_a_failure(a
     assert met.retry_after == ("7" if outcome == REFUSED else None)
 
 
-async def test_a_client_gives_up_when_its_patience_is_over() -> None:
-    async with serving(lambda _: None) as endpoint:
-        met = await client(endpoint, patience=0.05).ask()
-
-    assert met.outcome == GAVE_UP
-
-
 @pytest.mark.parametrize(("told", "seconds"), [("7", 7.5), (None, 4.5), ("soon", 4.5), ("1000", 60.0)])
 def test_a_pause_is_what_the_server_says_or_grows(told: str | None, seconds: float) -> None:
     assert pause(2, told, 0.5) == seconds
@@ -116,12 +107,3 @@ def test_what_is_promised_and_was_not_found_is_told(bad: dict[str, object], said
 
     assert misses({"fair-queue": GOOD, "none": replace(GOOD, goodput=1.0)}, 10.0, FAIR, CHEAP) == []
     assert [said in line for line in misses(outcomes, 10.0, FAIR, CHEAP)] == [True]
-
-
-def test_the_picture_is_svg_with_a_line_for_each_and_gaps_where_nothing_is_known() -> None:
-    root = ET.fromstring(plot({"none": GOOD, "<b>": replace(GOOD, p99_by_second=[1.0, None, 2.0])}, 10.0))
-    space = "{http://www.w3.org/2000/svg}"
-
-    assert root.tag == f"{space}svg"
-    assert len(root.findall(f".//{space}polyline")) == 2 + 1 + 2
-    assert any(text.text == "— <b>" for text in root.iter(f"{space}text"))

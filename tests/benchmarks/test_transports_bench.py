@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.brokers import ServerMissing
-from benchmarks.http1 import Endpoint
 from benchmarks.load import Measured
 from benchmarks.meters import cpu_seconds
 from benchmarks.transports import (
-    TRANSPORTS,
     Costs,
-    House,
     PartsMeter,
     Taken,
-    add_arguments,
     faults,
     publish_transports,
-    start_all,
     transports_table,
 )
 
@@ -78,34 +71,6 @@ async def test_every_part_is_read_for_itself_and_only_the_last_two_readings_coun
 
 
 # --- which are measured
-
-
-def starts(missing: str) -> Callable[[str], Awaitable[House]]:
-    async def start(transport: str) -> House:
-        if transport == missing:
-            raise ServerMissing("its server is not installed")
-        return House(transport, Endpoint("127.0.0.1", 1, ""), PartsMeter({}, None))
-
-    return start
-
-
-async def test_a_transport_without_its_server_is_left_out_loudly(capsys: pytest.CaptureFixture[str]) -> None:
-    houses = await start_all(None, starts(missing="nats"))
-
-    assert [house.transport for house in houses] == ["inproc", "tcp", "redis"]
-    assert "NOT MEASURED: nats: its server is not installed" in capsys.readouterr().err
-
-
-def test_only_transports_that_there_are_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-
-    assert parser.parse_args(["--transports", "tcp, nats,tcp"]).transports == ("tcp", "nats")
-    assert parser.parse_args([]).transports is None
-    for wrong in ("tcp,zmq", ","):
-        with pytest.raises(SystemExit):
-            parser.parse_args(["--transports", wrong])
-        assert ", ".join(TRANSPORTS) in capsys.readouterr().err
 
 
 # --- the report

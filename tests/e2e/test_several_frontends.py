@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.ports import free_port
 
 from tests.e2e.asking import read_to_end
 from tests.e2e.sessions import server_of
@@ -233,21 +232,3 @@ def test_a_second_server_on_the_port_is_refused_even_if_it_would_share(frontends
     assert f"127.0.0.1:{frontends.server.port}: the port is in use" in done.stderr
     assert "runs as pid" not in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_container_of_frontends_runs_several_and_ends_in_order(
-    frontends: Frontends, serve: Any, tmp_path: Path
-) -> None:
-    admin = free_port(2)
-    server = serve(CONFIG % frontends.folder, "--set", f"admin.port={admin}", command="frontend")
-    more = Frontends(server, frontends.folder, peers=3)
-
-    urls = set(more.processes().values())
-    statuses = [more.server.request("POST", "/v1/chat/completions", chat())[0] for _ in range(5)]
-    hidden = more.server.request("GET", "/metrics")[0]
-    more.server.signal(signal.SIGTERM)
-
-    assert urls == {f"http://127.0.0.1:{admin}", f"http://127.0.0.1:{admin + 1}"}
-    assert statuses == [200] * 5
-    assert hidden == 404
-    assert more.server.wait() == 0

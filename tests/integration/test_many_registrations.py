@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
@@ -20,12 +19,6 @@ SIZES = [33, *(pytest.param(size, marks=pytest.mark.full) for size in (200, 1000
 CHURN = 10
 
 numbers = count()
-
-
-@pytest.fixture
-async def stack() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
 
 
 async def world(discovery: str, folder: Path, stack: AsyncExitStack, router: str) -> tuple[Fleet, Watcher]:

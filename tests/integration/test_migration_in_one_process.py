@@ -16,7 +16,6 @@ from dynamo_core import (
     DynamoError,
     EmbedOutput,
     EmbedRequest,
-    EngineConfig,
     EngineContext,
     GenerateContext,
     GuidedDecodingOptions,
@@ -46,20 +45,18 @@ from dynamo_core.errors import (
 from dynamo_runtime.dispatch.execution.pipeline import Deadlines
 from dynamo_runtime.worker.worker import WorkerLimits
 
-from tests.integration.parts import Counting
+from tests.integration.parts import Counting, Plain
 
 LOST = BackendError.EngineShutdown("the engine is gone")
 PROMPT = [10, 20, 30]
 
 
-class Fragile(LLMEngine):
+class Fragile(Plain):
     """The token at position p is 100 + p. Fails, or hangs, after as many tokens as `fates` says next."""
 
-    NAME = "fragile"
     made: ClassVar[list[Fragile]] = []
     #: For each request in the order of their arrival at any worker: after how many tokens what happens.
     fates: ClassVar[list[tuple[int, Exception | str]]] = []
-    facts: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, config: PluginConfig, worker: Any) -> None:
         super().__init__(config, worker)
@@ -68,12 +65,6 @@ class Fragile(LLMEngine):
         self.requests: list[str] = []
         self.running = 0
         Fragile.made.append(self)
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model=self.worker.model_name, **self.facts)
-
-    async def cleanup(self) -> None:
-        """Nothing to release."""
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         self.asked.append(request)
@@ -779,8 +770,7 @@ class Meeting(Prefiller):
     failures: ClassVar[int] = 0
     met: ClassVar[asyncio.Event]
 
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m", bootstrap_host="meet.here", bootstrap_port=4242)
+    facts: ClassVar[dict[str, Any]] = {"bootstrap_host": "meet.here", "bootstrap_port": 4242}
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         self.asked.append(request)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from dynamo_core import (
     BackendError,
     DisaggregationMode,
     DynamoError,
-    EngineConfig,
     EngineContext,
     FinishReason,
     GenerateContext,
-    LLMEngine,
     LLMEngineOutput,
     PluginConfig,
     PreprocessedRequest,
@@ -42,7 +40,7 @@ from dynamo_runtime.dispatch.execution.pipeline import Deadlines
 from dynamo_runtime.settings import Settings
 from dynamo_runtime.worker.worker import WorkerLimits
 
-from tests.integration.parts import Counting, reasons_of, turns
+from tests.integration.parts import Counting, Plain, reasons_of, turns
 
 PREFILL = DisaggregationMode.PREFILL
 DECODE = DisaggregationMode.DECODE
@@ -51,10 +49,10 @@ LINK = TraceLink("1" * 32, "2" * 16)
 ONE_AT_A_TIME = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
 
 
-class Half(LLMEngine):
+class Half(Plain):
     """Base of the engines below: remembers what it was asked, and what runs."""
 
-    NAME = "half"
+    facts: ClassVar[dict[str, Any]] = {"kv_cache_block_size": 4}
 
     def __init__(self, config: PluginConfig, worker: Any) -> None:
         super().__init__(config, worker)
@@ -68,14 +66,8 @@ class Half(LLMEngine):
         self.behave = "well"
         self.letting_go = 0
 
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model=self.worker.model_name, kv_cache_block_size=4)
-
     async def abort(self, ctx: EngineContext) -> None:
         self.aborted += 1
-
-    async def cleanup(self) -> None:
-        pass
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         self.asked.append(request)
@@ -134,15 +126,13 @@ class Prefiller(Half):
 class Meeting(Prefiller):
     """One whose engine moves the cache itself, on two ranks of four."""
 
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(
-            model=self.worker.model_name,
-            kv_cache_block_size=4,
-            bootstrap_host="meet.here",
-            bootstrap_port=4242,
-            data_parallel_size=2,
-            data_parallel_start_rank=2,
-        )
+    facts: ClassVar[dict[str, Any]] = {
+        **Half.facts,
+        "bootstrap_host": "meet.here",
+        "bootstrap_port": 4242,
+        "data_parallel_size": 2,
+        "data_parallel_start_rank": 2,
+    }
 
 
 class Decoder(Half):

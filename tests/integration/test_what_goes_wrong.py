@@ -13,7 +13,6 @@ from dynamo_core import (
     EngineConfig,
     EngineContext,
     GenerateContext,
-    LLMEngine,
     LLMEngineOutput,
     PreprocessedRequest,
     RoutingRequest,
@@ -28,34 +27,12 @@ from dynamo_runtime.dispatch.execution.pipeline import Deadlines
 from dynamo_runtime.dispatch.execution.response_stream import HIGH_WATER, FlushQueue, ResponseStream
 from dynamo_runtime.worker.worker import WorkerLimits
 
-from tests.integration.parts import reasons_of, turns
+from tests.integration.parts import Longer, Plain, reasons_of, turns
 
 EMPTY_FILE = ModelFile("config.json", 0, hashlib.sha256(b"").hexdigest())
 
 
-class Quiet(LLMEngine):
-    """Answers with one token."""
-
-    NAME = "quiet"
-    context_length: int | None = None
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model=self.worker.model_name, context_length=self.context_length)
-
-    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        yield LLMEngineOutput.stop().with_tokens([7])
-
-    async def cleanup(self) -> None:
-        """Nothing to release."""
-
-
-class Longer(Quiet):
-    """The same model with another card."""
-
-    context_length = 4096
-
-
-class Greedy(Quiet):
+class Greedy(Plain):
     """Follows the contract, and never gives others a turn."""
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
@@ -64,7 +41,7 @@ class Greedy(Quiet):
         yield LLMEngineOutput.cancelled()
 
 
-class Waiting(Quiet):
+class Waiting(Plain):
     """Says nothing until it is stopped."""
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
@@ -143,8 +120,8 @@ async def test_a_deadline_that_passes_while_workers_refuse_ends_the_request(make
 
 
 async def test_a_worker_that_leaves_while_the_router_thinks_is_passed_over(house: Any, tokens_of: Any) -> None:
-    first = await house.run(Quiet, worker="w0")
-    await house.run(Quiet, worker="w1")
+    first = await house.run(Plain, worker="w0")
+    await house.run(Plain, worker="w1")
     router = house.model().groups["aggregated"].router
     chosen, decide = asyncio.Event(), router.route
 
@@ -164,7 +141,7 @@ async def test_a_worker_that_leaves_while_the_router_thinks_is_passed_over(house
 
 
 async def test_a_worker_left_out_takes_over_when_the_others_are_gone(house: Any) -> None:
-    first = await house.run(Quiet, worker="w0")
+    first = await house.run(Plain, worker="w0")
     other = house.worker(Longer, worker="w1")
     await other.start()
 
@@ -216,7 +193,7 @@ async def test_a_model_that_could_not_be_loaded_is_tried_again(house: Any) -> No
 
 
 async def test_a_router_that_cannot_be_closed_does_not_end_the_watch(house: Any) -> None:
-    first = await house.run(Quiet, worker="w0")
+    first = await house.run(Plain, worker="w0")
 
     async def broken() -> None:
         raise RuntimeError("a bug of the router")
@@ -225,20 +202,20 @@ async def test_a_router_that_cannot_be_closed_does_not_end_the_watch(house: Any)
     await first.stop(grace=False)
     await house.until(lambda: not house.models.list())
 
-    await house.run(Quiet, worker="w1")
+    await house.run(Plain, worker="w1")
 
     assert house.model().instance_count == 1
 
 
 async def test_a_watch_that_breaks_off_is_begun_again_without_losing_the_view(house: Any) -> None:
-    stays = await house.run(Quiet, worker="w0")
-    leaves = await house.run(Quiet, worker="w1")
+    stays = await house.run(Plain, worker="w0")
+    leaves = await house.run(Plain, worker="w1")
     for watcher in house.discovery._watchers:
         watcher.end()
     await leaves.stop(grace=False)
 
     await house.eventually(lambda: list(house.model().instances()) == [stays.instance])
-    await house.run(Quiet, worker="w2")
+    await house.run(Plain, worker="w2")
 
     assert house.model().instance_count == 2
 
@@ -274,7 +251,7 @@ async def test_a_request_that_was_stopped_before_it_queued_gives_its_place_back(
 
 
 async def test_a_stop_callback_of_an_engine_that_fails_disturbs_nobody(house: Any) -> None:
-    class Careless(Quiet):
+    class Careless(Plain):
         def stumble(self) -> None:
             raise ZeroDivisionError
 
@@ -293,7 +270,7 @@ async def test_a_stop_callback_of_an_engine_that_fails_disturbs_nobody(house: An
 
 
 async def test_an_engine_that_makes_the_choices_itself_ends_each(house: Any) -> None:
-    class Two(Quiet):
+    class Two(Plain):
         async def start(self, worker_id: int) -> EngineConfig:
             return EngineConfig(model="m", capabilities=frozenset({"multi_choice"}))
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import re
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import openai
 import pytest
 from dynamo_http.auth import hash_of, new_key
 from prometheus_client.parser import text_string_to_metric_families
-
-from tests.e2e.brokers import Redis
 
 LOUD, QUIET, OPERATORS = new_key(), new_key(), new_key()
 DEPTH, RUNNING = "dynamo_admission_queue_requests", "dynamo_admission_running_requests"
@@ -147,75 +142,3 @@ def test_the_sdk_that_tries_again_gets_its_answer(house: Queued) -> None:
         usage = answer.result(60).usage
     assert usage is not None
     assert usage.completion_tokens == 4
-
-
-# Limits over several frontends.
-
-SEVERAL = f"""
-admission:
-  use: fair-queue
-  tenants:
-    loud: {{{{concurrency: 2}}}}
-  shared: {{{{url: "{{url}}", ttl: 10, timeout: 3}}}}
-admin: {{{{token: "{hash_of(OPERATORS)}"}}}}
-auth:
-  keys:
-    - {{{{id: loud, hash: "{hash_of(LOUD)}", tenant: loud}}}}
-    - {{{{id: quiet, hash: "{hash_of(QUIET)}", tenant: quiet}}}}
-client: {{{{drain_grace: 0}}}}
-transport: {{{{use: tcp}}}}
-discovery: {{{{use: file, path: "{{folder}}", ttl: 2}}}}
-workers:
-  mock:
-    model: {{{{name: m}}}}
-    engine: {{{{use: mocker, fixed_itl_ms: 100}}}}
-    grace_period: 0
-"""
-
-
-def running_at_the_worker(folder: Path) -> float:
-    """Requests that the one worker has, as it says itself where its record in discovery says that it can be asked."""
-    for record in (folder / "records").iterdir():
-        found = re.search(rb'"system_url":"http://([^":]+):(\d+)"', record.read_bytes())
-        if found and "instances" in record.name:
-            break
-    else:
-        raise AssertionError("there is no worker")
-    connection = http.client.HTTPConnection(found[1].decode(), int(found[2]), timeout=10)
-    try:
-        connection.request("GET", "/metrics", headers={"authorization": f"Bearer {OPERATORS}"})
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
-    values = re.findall(r"^dynamo_component_inflight_requests\S* (\S+)$", text, re.MULTILINE)
-    assert values, text
-    return sum(map(float, values))
-
-
-def test_a_tenant_has_no_more_at_once_over_two_frontends_than_it_may(serve: Callable[..., Any], tmp_path: Path) -> None:
-    folder = tmp_path / "discovery"
-    with Redis(tmp_path) as store, ThreadPoolExecutor(7) as pool:
-        config = SEVERAL.format(url=store.url, folder=folder)
-        one, two = Queued(serve(config)), Queued(serve(config, command="frontend"))
-        for house in (one, two):
-            assert house.server.until(lambda: house.metric("dynamo_admission_shared_peers") == 1, 20)  # noqa: B023
-        streams = [one.send(LOUD, max_tokens=5000, stream=True) for _ in range(2)]
-        # Who cannot wait is refused at the other frontend as soon as it has heard of both.
-        assert two.server.until(lambda: two.ask(LOUD, **{"x-stainless-timeout": "1"})[0] == 503, 20)
-        assert two.ask(QUIET)[0] == 200
-        asked = [pool.submit(house.ask, LOUD) for house in (one, two) for _ in range(3)]
-        one.waiting(3)
-        two.waiting(3)
-        seen = {running_at_the_worker(folder)}
-
-        for stream in streams:
-            stream.close()
-        while not all(task.done() for task in asked):
-            seen.add(running_at_the_worker(folder))
-            with suppress(TimeoutError):
-                asked[-1].result(0.1)
-
-        assert [task.result(0)[0] for task in asked] == [200] * 6
-        assert max(seen) == 2
-        assert one.idle()
-        assert two.idle()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -138,25 +137,6 @@ def test_a_port_in_use_is_one_clear_line_and_exit_code_2_of_the_process(tmp_path
     assert done.returncode == 2
     assert str(port) in complaint(done.stderr)
     assert "--http-port" in complaint(done.stderr)
-
-
-@pytest.mark.full
-def test_a_set_up_that_parts_find_wrong_late_is_told_and_exit_code_2(tmp_path: Path) -> None:
-    slow = tmp_path / "slow"
-    slow.mkdir()
-    # A machine on which a part needs many seconds to come to its error.
-    (slow / "sitecustomize.py").write_text("import os, time\nif 'DYN_SUPERVISOR_FD' in os.environ: time.sleep(6)\n")
-    (tmp_path / "records").mkdir()
-    (tmp_path / "records").chmod(0o777)
-    planes = f'transport: {{use: tcp}}\ndiscovery: {{use: file, path: "{tmp_path}/records"}}\n'
-
-    done = run_serve(tmp_path, GOOD + planes, PYTHONPATH=str(slow))
-
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode == 2, done.stderr
-    assert re.match(
-        r"dynamo: (workers\.mock-0|frontend) cannot run with this config: discovery\.path: other users", last
-    )
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])

@@ -248,18 +248,6 @@ def test_a_request_that_the_engine_rejects_is_an_error_of_its_kind(
     assert one(spans, "http-request").attributes["status"] == 400
 
 
-def test_a_trace_that_the_client_does_not_sample_is_not_exported(
-    server: Any, shared_collector: Collector, trace: str
-) -> None:
-    other = secrets.token_hex(16)
-    server.request("POST", "/v1/chat/completions", chat(), traceparent=parent(trace, "00"))
-    server.request("POST", "/v1/chat/completions", chat(), traceparent=parent(other))
-    shared_collector.spans_until(whole, other)
-
-    assert trace not in {span.trace_id for span in shared_collector.spans()}
-    assert server.until(lambda: len(lines(server, "request finished", trace)) == 1, 5)
-
-
 def test_what_was_recorded_last_is_sent_before_a_process_ends(serve: Any, collector: Collector) -> None:
     server = serve(CONFIG, env=exporting(collector, delay="600000"))
     server.request("POST", "/v1/chat/completions", chat())

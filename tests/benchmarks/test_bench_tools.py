@@ -3,22 +3,18 @@
 import asyncio
 import itertools
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dynamo_testing.ports import free_port
-from dynamo_testing.tiny_model import make_tokenizer_folder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.children import Children, accepts
 from benchmarks.http1 import BadResponse, Endpoint, EventCounter, ResponseParser
 from benchmarks.load import Measured, Target, measure
-from benchmarks.meters import MetricsMeter, ProcessMeter, Usage, cpu_seconds
+from benchmarks.meters import MetricsMeter, ProcessMeter, Usage
 from benchmarks.probe import FIRST_TOKEN, TOKENS, Text, inproc_front, serve_front
 from benchmarks.report import Block, table
 from benchmarks.runner import publish
@@ -247,28 +243,3 @@ async def test_cpu_time_is_read_from_the_metrics_page_when_there_is_no_pid() -> 
         usage = await MetricsMeter(endpoint).read()
 
     assert usage == Usage(12.5, None)
-
-
-async def test_a_child_serves_while_its_block_runs_and_is_gone_after_it(tmp_path: Path) -> None:
-    port = free_port()
-    folder = str(make_tokenizer_folder(tmp_path / "model", vocab_size=800))
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.probe",
-        "front",
-        "--port",
-        str(port),
-        "--inproc",
-        "--model-dir",
-        folder,
-    ]
-
-    async with Children(tmp_path, cpu=None) as children:
-        pid = await children.start("probe", command, lambda: accepts(port))
-        target = Target("probe", Endpoint("127.0.0.1", port, ""), "m", ProcessMeter(pid))
-        measured = await measure(target, UNARY)
-
-    assert measured.error_kinds == {}
-    with pytest.raises(ProcessLookupError):
-        cpu_seconds(pid)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -15,10 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks.load import Measured
-from benchmarks.meters import cpu_seconds
 from benchmarks.transports import (
     Costs,
-    PartsMeter,
     Taken,
     faults,
     publish_transports,
@@ -39,32 +36,6 @@ def line_of(table: str, title: str) -> str:
 
 
 # --- meters
-
-
-async def test_every_part_is_read_for_itself_and_only_the_last_two_readings_count() -> None:
-    sent = iter([100, 107, 120])
-
-    async def messages() -> int:
-        return next(sent)
-
-    nap = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(60)")
-    try:
-        meter = PartsMeter({"frontend": [os.getpid()], "worker": [nap.pid], "broker": [nap.pid]}, messages)
-        for _ in range(3):
-            before = cpu_seconds(os.getpid())
-            while cpu_seconds(os.getpid()) == before:
-                sum(range(10_000))
-            usage = await meter.read()
-        costs = meter.costs()
-    finally:
-        nap.kill()
-        await nap.wait()
-
-    assert costs.frontend is not None
-    assert costs.frontend > 0
-    assert (costs.messages, costs.whole >= costs.frontend) == (13, True)
-    assert usage.cpu_seconds is not None
-    assert usage.cpu_seconds > costs.whole
 
 
 # --- servers

@@ -39,15 +39,15 @@ class Broker(ServerProcess):
         """Where it listens."""
         return f"{self.SCHEME}://127.0.0.1:{self.port}"
 
-    def command(self) -> list[str]:
-        return self._command
-
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.kill()
+
+    def command(self) -> list[str]:
+        return self._command
 
 
 class Nats(Broker):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.asking import Stream, answer, ask, chat, dynamo
+from tests.e2e.asking import answer, ask, dynamo
 from tests.e2e.sessions import server_of
 
 CONFIG = """
@@ -96,26 +96,6 @@ def test_a_state_sums_the_requests_of_all_frontends_and_finds_each(server: Any) 
     for request_id in ids[:6]:
         found = dynamo("why", request_id, "--url", server.url, "--json")
         assert json.loads(found.stdout)["request"]["id"] == request_id
-
-
-def test_a_running_request_counts_once_although_frontends_tell_each_other_of_it(server: Any) -> None:
-    before = counted(state(server))
-    streams = [Stream(server, **chat(max_tokens=8000)) for _ in range(4)]
-    for stream in streams:
-        stream.begun()
-    running: list[int] = []
-
-    def count() -> bool:
-        running.append(sum(worker["requests"] for worker in state(server)["workers"]))
-        return running[-10:] == [4] * 10
-
-    # A frontend may have yet to hear of the other.
-    assert server.until(count, 5), running
-    assert max(running) == 4
-    for stream in streams:
-        stream.close()
-    # They count as requests of the last minutes once they have ended, and do so before another test counts.
-    assert server.until(lambda: counted(state(server)) == before + 4, 10)
 
 
 def test_a_model_that_lost_its_workers_is_an_alarm_and_requests_for_it_are_told(to_be_halted: Any) -> None:

@@ -1,130 +1,27 @@
 """The clients of the overload benchmark see what servers tell them; figures, table and picture are made of it."""
 
-import asyncio
-import xml.etree.ElementTree as ET
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.http1 import Endpoint
-from benchmarks.overload import Cost, Fairness, Outcome, misses, plot, sums_of, table
+from benchmarks.overload import Cost, Fairness, Outcome, misses
 from benchmarks.overload_clients import (
     ANSWERED,
-    FAILED,
-    GAVE_UP,
     REFUSED,
     Attempt,
-    Client,
-    Load,
-    body_of,
     by_second,
-    closed_loop,
     pause,
     rate,
     ttft,
 )
-from benchmarks.overload_plot import Panel, picture
 
-STREAM = (
-    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
-    b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
-    b'data: {"choices":[{"delta":{"content":"hi"}}]}\n\n'
-    b"data: [DONE]\n\n"
-)
-REFUSAL = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}"
 GOOD = Outcome(0.2, 10.0, 0.1, 0.3, 20.0, 0.0, 0, 0.5, {}, [9.0, 11.0], [0.3, None])
 FAIR, CHEAP = Fairness(0.2, 0.22, 50, 0), {"fair-queue": Cost(0.1, 0.01)}
-
-
-@asynccontextmanager
-async def serving(answer: Callable[[bytes], bytes | None]) -> AsyncIterator[Endpoint]:
-    """A server that answers as it is told, or never."""
-
-    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            said = answer(await reader.readuntil(b"\r\n\r\n"))
-            if said is not None:
-                writer.write(said)
-            else:
-                await reader.read()
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with server:
-        yield Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], "")
-
-
-def client(endpoint: Endpoint, *, patience: float = 10.0, attempts: int = 1, key: str | None = None) -> Client:
-    return Client(endpoint, [body_of("m", "p", 2)], patience, attempts, key)
-
-
-@pytest.mark.parametrize(
-    ("answer", "outcome"),
-    [
-        (STREAM, ANSWERED),
-        (REFUSAL, REFUSED),
-        (STREAM.replace(b"data: [DONE]\n\n", b""), FAILED),
-        (b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n", FAILED),
-        (b"", FAILED),
-    ],
-)
-async def test_a_client_tells_a_whole_answer_from_a_refusal_and_from_a_failure(answer: bytes, outcome: str) -> None:
-    async with serving(lambda _: answer) as endpoint:
-        met = await client(endpoint).ask()
-
-    assert met.outcome == outcome
-    assert (met.ttft is not None) == (outcome == ANSWERED)
-    assert met.retry_after == ("7" if outcome == REFUSED else None)
-
-
-async def test_a_client_gives_up_when_its_patience_is_over() -> None:
-    async with serving(lambda _: None) as endpoint:
-        met = await client(endpoint, patience=0.05).ask()
-
-    assert met.outcome == GAVE_UP
-
-
-async def test_a_client_sends_its_key() -> None:
-    heads: list[bytes] = []
-
-    def answer(head: bytes) -> bytes:
-        heads.append(head)
-        return STREAM
-
-    async with serving(answer) as endpoint:
-        await client(endpoint, key="dyn-1").ask()
-
-    assert b"Authorization: Bearer dyn-1\r\n" in heads[0]
 
 
 @pytest.mark.parametrize(("told", "seconds"), [("7", 7.5), (None, 4.5), ("soon", 4.5), ("1000", 60.0)])
 def test_a_pause_is_what_the_server_says_or_grows(told: str | None, seconds: float) -> None:
     assert pause(2, told, 0.5) == seconds
-
-
-async def test_clients_come_whether_or_not_there_is_room_and_come_back() -> None:
-    refusal = REFUSAL.replace(b"7", b"0")
-    async with serving(lambda _: refusal) as endpoint:
-        load = Load(client(endpoint, attempts=3), 100.0)
-        await load.run(1.0)
-
-    assert 60 <= load.came <= 140
-    assert {one.outcome for one in load.attempts} == {REFUSED}
-    assert max(one.number for one in load.attempts) >= 1
-    assert sum(one.number == 0 for one in load.attempts) <= load.came
-
-
-async def test_a_closed_loop_asks_again_at_once() -> None:
-    async with serving(lambda _: STREAM) as endpoint:
-        met = await closed_loop(client(endpoint), 2, 0.3)
-
-    assert len(met) > 2
-    assert {one.outcome for one in met} == {ANSWERED}
 
 
 def test_figures_are_of_the_time_that_counts() -> None:
@@ -135,12 +32,6 @@ def test_figures_are_of_the_time_that_counts() -> None:
     assert ttft(met, 0.5, 2.0) == pytest.approx(0.25)
     assert ttft([], 0.5) is None
     assert by_second(met, 1.0, 3, lambda some: float(len(some))) == [1.0, 1.0, 2.0]
-
-
-def test_metrics_are_summed_over_their_labels() -> None:
-    page = '# TYPE a gauge\na{x="1"} 2.0\na{x="2 3"} 3.0\nab 9.0\nc 1.0\n'
-
-    assert sums_of(page, ("a", "b")) == {"a": 5.0, "b": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -158,30 +49,3 @@ def test_what_is_promised_and_was_not_found_is_told(bad: dict[str, object], said
 
     assert misses({"fair-queue": GOOD, "none": replace(GOOD, goodput=1.0)}, 10.0, FAIR, CHEAP) == []
     assert [said in line for line in misses(outcomes, 10.0, FAIR, CHEAP)] == [True]
-
-
-def test_an_unfair_queue_and_a_dear_refusal_are_told() -> None:
-    found = misses({}, 10.0, replace(FAIR, during=0.25), {"fair-queue": Cost(0.2, 0.01)})
-
-    assert [line.split(":")[0] for line in found] == ["fair-queue", "fair-queue"]
-
-
-def test_the_table_has_a_column_for_each_admission() -> None:
-    lines = table({"none": GOOD, "fair-queue": replace(GOOD, probe=None)}, 20.0).splitlines()
-
-    assert lines[0].split() == ["none", "fair-queue"]
-    assert next(line for line in lines if "capacity" in line).split()[-2:] == ["50%", "50%"]
-    assert next(line for line in lines if "probe" in line).split()[-2:] == ["ms", "–"]
-
-
-def test_the_picture_is_svg_with_a_line_for_each_and_gaps_where_nothing_is_known() -> None:
-    root = ET.fromstring(plot({"none": GOOD, "<b>": replace(GOOD, p99_by_second=[1.0, None, 2.0])}, 10.0))
-    space = "{http://www.w3.org/2000/svg}"
-
-    assert root.tag == f"{space}svg"
-    assert len(root.findall(f".//{space}polyline")) == 2 + 1 + 2
-    assert any(text.text == "— <b>" for text in root.iter(f"{space}text"))
-
-
-def test_a_picture_of_nothing_is_a_picture() -> None:
-    ET.fromstring(picture([Panel("nothing", {"a": [None]})]))

@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import brokers
-from benchmarks.brokers import BROKERS, Broker, ServerMissing
-from benchmarks.children import ChildFailed, Children
-from benchmarks.http1 import Endpoint
 from benchmarks.load import Measured
-from benchmarks.meters import cpu_seconds
 from benchmarks.transports import (
-    TRANSPORTS,
     Costs,
-    House,
-    PartsMeter,
     Taken,
-    add_arguments,
     faults,
     publish_transports,
-    start_all,
     transports_table,
-    write_calls,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -51,146 +38,10 @@ def line_of(table: str, title: str) -> str:
 # --- meters
 
 
-async def test_every_part_is_read_for_itself_and_only_the_last_two_readings_count() -> None:
-    sent = iter([100, 107, 120])
-
-    async def messages() -> int:
-        return next(sent)
-
-    nap = await asyncio.create_subprocess_exec(sys.executable, "-c", "import time; time.sleep(60)")
-    try:
-        meter = PartsMeter({"frontend": [os.getpid()], "worker": [nap.pid], "broker": [nap.pid]}, messages)
-        for _ in range(3):
-            before = cpu_seconds(os.getpid())
-            while cpu_seconds(os.getpid()) == before:
-                sum(range(10_000))
-            usage = await meter.read()
-        costs = meter.costs()
-    finally:
-        nap.kill()
-        await nap.wait()
-
-    assert costs.frontend is not None
-    assert costs.frontend > 0
-    assert (costs.messages, costs.whole >= costs.frontend) == (13, True)
-    assert usage.cpu_seconds is not None
-    assert usage.cpu_seconds > costs.whole
-
-
-async def test_one_process_for_everything_has_a_whole_and_no_parts() -> None:
-    meter = PartsMeter({"whole": [os.getpid()]}, None)
-    await meter.read()
-    await meter.read()
-
-    costs = meter.costs()
-
-    assert (costs.frontend, costs.worker, costs.broker, costs.messages, costs.writes) == (None,) * 5
-    assert costs.whole >= 0
-
-
-def test_write_calls_are_counted(tmp_path: Path) -> None:
-    before = write_calls(os.getpid())
-
-    with (tmp_path / "x").open("wb", buffering=0) as file:
-        for _ in range(50):
-            file.write(b"x")
-
-    assert write_calls(os.getpid()) - before >= 50
-
-
 # --- servers
 
 
-@pytest.mark.parametrize(
-    ("name", "said", "answer"),
-    [
-        ("nats", b'CONNECT {"verbose":false}\r\nPUB x 2\r\nhi\r\nPUB x 2\r\nho\r\nPING\r\n', b"PONG\r\n"),
-        ("redis", b"PUBLISH x hi\r\nPUBLISH x ho\r\n", b":0\r\n:0\r\n"),
-    ],
-)
-async def test_a_broker_says_how_many_messages_it_was_sent_and_is_gone_after_its_block(
-    name: str, said: bytes, answer: bytes, tmp_path: Path
-) -> None:
-    async with Children(tmp_path, cpu=None) as children:
-        broker = await started(name, children, tmp_path)
-        before = await broker.messages()
-        port = int(broker.transport.rpartition(":")[2].strip('"]}'))
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(said)
-        async with asyncio.timeout(10):
-            await reader.readuntil(answer)
-        after = await broker.messages()
-        writer.close()
-
-    assert after - before == 2
-    with pytest.raises(ProcessLookupError):
-        cpu_seconds(broker.pid)
-
-
-@pytest.mark.parametrize("name", sorted(BROKERS))
-async def test_a_broker_that_has_ended_does_not_answer_with_a_number(name: str, tmp_path: Path) -> None:
-    async with Children(tmp_path, cpu=None) as children:
-        broker = await started(name, children, tmp_path)
-
-    with pytest.raises(ChildFailed, match="does not say how many messages"):
-        await broker.messages()
-
-
-@pytest.mark.parametrize("name", sorted(BROKERS))
-async def test_a_server_that_is_not_installed_is_told_with_the_remedy(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(brokers, "_PLACES", "")
-
-    async with Children(tmp_path, cpu=None) as children:
-        with pytest.raises(ServerMissing, match=rf"{name}-server is not installed.*apt-get install {name}-server"):
-            await BROKERS[name](children, tmp_path)
-
-
-async def started(name: str, children: Children, folder: Path) -> Broker:
-    try:
-        return await BROKERS[name](children, folder)
-    except ServerMissing as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"NOT TESTED: {error}")
-
-
 # --- which are measured
-
-
-def starts(missing: str) -> Callable[[str], Awaitable[House]]:
-    async def start(transport: str) -> House:
-        if transport == missing:
-            raise ServerMissing("its server is not installed")
-        return House(transport, Endpoint("127.0.0.1", 1, ""), PartsMeter({}, None))
-
-    return start
-
-
-async def test_a_transport_without_its_server_is_left_out_loudly(capsys: pytest.CaptureFixture[str]) -> None:
-    houses = await start_all(None, starts(missing="nats"))
-
-    assert [house.transport for house in houses] == ["inproc", "tcp", "redis"]
-    assert "NOT MEASURED: nats: its server is not installed" in capsys.readouterr().err
-
-
-async def test_a_transport_that_was_asked_for_by_name_is_not_left_out() -> None:
-    with pytest.raises(ServerMissing):
-        await start_all(("tcp", "nats"), starts(missing="nats"))
-
-
-def test_only_transports_that_there_are_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-
-    assert parser.parse_args(["--transports", "tcp, nats,tcp"]).transports == ("tcp", "nats")
-    assert parser.parse_args([]).transports is None
-    for wrong in ("tcp,zmq", ","):
-        with pytest.raises(SystemExit):
-            parser.parse_args(["--transports", wrong])
-        assert ", ".join(TRANSPORTS) in capsys.readouterr().err
 
 
 # --- the report
@@ -206,28 +57,6 @@ def test_the_table_has_a_column_for_each_transport_and_the_cpu_of_each_part() ->
     assert line_of(table, "all together").split()[2:] == ["60.00", "70.00", "×1.17"]
 
 
-def test_messages_are_counted_for_each_token() -> None:
-    table = transports_table({("flood", "tcp"): [WITHOUT_BROKER], ("flood", "nats"): [GOOD]})
-
-    assert line_of(table, "broker messages per token").split()[-2:] == ["-", "0.100"]
-    assert line_of(table, "worker writes per token").split()[-2:] == ["0.050", "0.050"]
-    assert line_of(table, "CPU s per 100,000 tokens: frontend").split()[-3:] == ["250.00", "250.00", "×1.00"]
-
-
-def test_a_figure_nobody_has_is_no_line() -> None:
-    assert "broker" not in transports_table({("flood", "tcp"): [WITHOUT_BROKER]})
-
-
-def test_the_ratio_to_tcp_is_the_median_of_the_rounds_and_the_extremes_are_shown() -> None:
-    fast = [replace(WITHOUT_BROKER, measured=replace(MEASURED, requests_per_second=rate)) for rate in (10, 20, 40)]
-    other = [replace(GOOD, measured=replace(MEASURED, requests_per_second=rate)) for rate in (20, 20, 20)]
-
-    line = line_of(transports_table({("unary-32", "tcp"): fast, ("unary-32", "nats"): other}), "requests/s")
-
-    assert "20 (10–40)" in line
-    assert line.endswith("20 ×1.00")
-
-
 @pytest.mark.parametrize("name", ["flood", "paced"])
 def test_as_many_messages_as_tokens_are_a_fault_under_load(name: str) -> None:
     many = replace(GOOD, costs=replace(COSTS, messages=160))
@@ -236,10 +65,6 @@ def test_as_many_messages_as_tokens_are_a_fault_under_load(name: str) -> None:
     assert faults({(name, "redis"): [GOOD, many, many]}) == [
         f"{name} over redis: 1.00 broker messages per token: rows are not merged"
     ]
-
-
-def test_short_requests_may_take_more_messages_than_tokens() -> None:
-    assert faults({("unary-32", "redis"): [replace(GOOD, costs=replace(COSTS, messages=500))]}) == []
 
 
 def test_a_wrong_answer_is_a_fault_and_makes_the_exit_code_one(

@@ -174,27 +174,6 @@ def test_a_request_appears_by_itself_and_tells_its_way(open_deployment: Callable
     expect_text(one, "#toast", "no frontend knows")
 
 
-def test_workers_of_requests_are_called_by_name(open_deployment: Callable[..., Deployment], screen: Any) -> None:
-    deployment = open_deployment()
-    deployment.ask()
-    one = screen(deployment.root)
-    one.open()
-    one.page.wait_for_selector("#recent button")
-
-    (line,) = deployment.state()["recent"]
-    cell = one.page.locator(f"#recent span[title='{line['worker']}']")
-    _expect(cell).to_have_text(re.compile(r"^mock-\d$"))
-    name = cell.inner_text()
-    one.page.click("#recent button")
-    one.page.wait_for_selector("#detail[open]")
-    expect_text(one, "#detail", f"worker {name} ({line['worker']}), which holds")
-    chosen = one.page.locator("#detail td", has_text="(chosen)")
-    _expect(chosen).to_have_text(f"{name} (chosen)")
-    _expect(chosen.locator("[title]")).to_have_attribute("title", line["worker"])
-    shown(one, "names")
-    assert one.errors == []
-
-
 def test_a_worker_is_drained_after_a_confirmation_and_the_log_tells_who_did_it(
     open_deployment: Callable[..., Deployment], screen: Any
 ) -> None:
@@ -245,20 +224,6 @@ def test_a_chart_begins_where_counting_began(
     one.page.wait_for_function(f"() => Number.isFinite(({BEGINS})())")
 
     assert begins[0] < one.page.evaluate(BEGINS) < begins[1]
-
-
-def test_that_no_worker_is_free_looks_wrong(open_deployment: Callable[..., Deployment], screen: Any) -> None:
-    deployment = open_deployment()
-    one = screen(deployment.root)
-    one.open()
-    expect_text(one, "#tiles", "2 of 2")
-    assert one.page.locator("#tiles .error").count() == 0
-
-    for worker in deployment.state()["workers"]:
-        deployment.drain(worker["id"])
-
-    expect_text(one, "#tiles .error", "0 of 2")
-    assert one.errors == []
 
 
 def test_thresholds_and_settings_are_changed(open_deployment: Callable[..., Deployment], screen: Any) -> None:

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import socket
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Self
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -110,47 +106,3 @@ class Crowd:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
-
-
-class Stalled:
-    """A client that asks for far more than the sockets hold, reads how it begins, and then nothing."""
-
-    def __init__(self, url: str) -> None:
-        self._place = urlsplit(url)
-        self._writer: asyncio.StreamWriter | None = None
-        self._begin = b""
-
-    async def __aenter__(self) -> Self:
-        connection = socket.socket()
-        connection.setblocking(False)
-        # Before the connection is made: afterwards the window is agreed on.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        host, port = self._place.hostname, self._place.port
-        await asyncio.get_running_loop().sock_connect(connection, (host, port))
-        self._reader, self._writer = await asyncio.open_connection(sock=connection, limit=1024)
-        body = Asked(0, max_tokens=8000).body() | {"logprobs": True, "top_logprobs": 20}
-        data = json.dumps(body).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n"
-        self._writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + data)
-        async with asyncio.timeout(10):
-            self._begin = await self._reader.readuntil(b'"content"')
-        return self
-
-    async def rest(self, seconds: float) -> bytes:
-        """All that it was sent, up to where it was cut off.
-
-        Raises:
-            TimeoutError: it was not.
-        """
-        received = self._begin
-        async with asyncio.timeout(seconds):
-            with suppress(ConnectionError):
-                while data := await self._reader.read(65536):
-                    received += data
-        return received
-
-    async def __aexit__(self, *exc: object) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            with suppress(OSError):
-                await self._writer.wait_closed()

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.chaos.client import Client, Crowd
 from tests.chaos.history import Asked, Outcome, check
-from tests.chaos.processes import until
 from tests.chaos.scenarios import BROKER_TROUBLES, QUIET, Trouble, asked_again, one_worker_in_trouble, requests
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -46,31 +44,6 @@ async def test_trouble_between_one_worker_and_the_broker_is_noticed_by_no_client
         assert problems == [], "\n".join([*problems, workers.logs])
         async with Client(workers.url) as client:
             await asked_again(client, workers.workers[0], itertools.count(10_000), within=FOUND_OUT)
-
-
-@OVER_BROKERS
-async def test_a_worker_that_is_killed_before_its_first_token_is_replaced(
-    fleet: Any, expect: Any, profile: str
-) -> None:
-    asked = [replace(one, max_tokens=2) for one in requests(STREAMS, UNARY, deadline=PATIENT)]
-    expected = await expect(asked)
-    # The first token comes after so long.
-    async with fleet(profile=profile, **SETTINGS | {"itl": 5000}) as workers, Client(workers.url) as client:
-        struck, other = workers.workers
-        async with Crowd(client, asked) as crowd:
-            await until(lambda: struck.requests.seeds | other.requests.seeds == {one.seed for one in asked}, 5)
-            reached = set(struck.requests.seeds)
-            begun = [history for history in crowd.histories if history.events]
-            await struck.kill()
-            histories = await crowd.end()
-        struck.start()
-        await workers.complete()
-
-        assert len(reached) > UNARY
-        assert begun == []
-        assert check(histories, expected, {}) == [], workers.logs
-        assert await workers.moves() == 0
-        assert await workers.quiet(QUIET) == {}
 
 
 async def asked_around_an_outage(expect: Any) -> tuple[list[Asked], list[Asked], list[Asked], Any]:

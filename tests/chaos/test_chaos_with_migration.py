@@ -126,30 +126,6 @@ async def test_while_no_worker_is_left_answers_wait_for_one_that_starts(fleet: A
 
 
 @EVERYWHERE
-async def test_a_rolling_restart_breaks_no_answer(fleet: Any, expect: Any, profile: str) -> None:
-    asked = requests(STREAMS, UNARY, tokens=800, deadline=2 * PATIENT)
-    expected = await expect(asked)
-    async with (
-        fleet(profile=profile, workers=3, migration_limit=MIGRATION_LIMIT, itl=ITL) as workers,
-        Client(workers.url) as client,
-    ):
-        async with Crowd(client, asked) as crowd:
-            await crowd.begun()
-            for worker in workers.workers:
-                worker.signal(signal.SIGTERM)
-                assert await worker.gone() == 0
-                worker.start()
-                await workers.complete()
-            running = [history for history in crowd.histories if not history.ends]
-            histories = await crowd.end()
-
-        assert check(histories, expected, {}) == [], workers.logs
-        assert await workers.moves() >= STREAMS
-        assert running
-        assert await workers.quiet(QUIET) == {}
-
-
-@EVERYWHERE
 async def test_an_emptied_discovery_disturbs_no_answer_and_fills_again(fleet: Any, expect: Any, profile: str) -> None:
     asked, later = requests(STREAMS, UNARY, deadline=PATIENT), requests(6, 4, first=100, tokens=20)
     expected = await expect([*asked, *later])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 from dynamo_runtime.settings import LoadedSettings, load_settings
+
+from tests.e2e.asking import dynamo
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -197,17 +197,10 @@ def test_the_config_passes_the_check(
 ) -> None:
     offered("discovery", settings.settings.discovery.use)
     offered("transport", settings.settings.transport.use)
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("DYN_")}
 
-    result = subprocess.run(
-        [sys.executable, "-m", "dynamo_runtime.cli.main", "check", str(tmp_path / "dynamo.yaml")],
-        env=clean | environment,
-        capture_output=True,
-        text=True,
-        timeout=90,
-    )
+    result = dynamo("check", str(tmp_path / "dynamo.yaml"), **environment)
 
-    assert result.returncode == 0, result.stderr
+    assert result.exit_code == 0, result.stderr
     assert "The config is sound." in result.stdout
 
 

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
 import socket
-import subprocess
-import time
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 
-import pytest
 import redis
 from dynamo_testing.ports import free_port
-
-#: Seconds that a server may take to start.
-STARTS = 60.0
+from dynamo_testing.server_process import ServerProcess, server_binary
 
 #: The profiles of `examples/profiles/dynamo.yaml`. The one without processes is last.
 PROFILES = ("tcp-file", "tcp-redis", "nats-etcd", "redis-redis", "inproc")
@@ -27,65 +20,24 @@ PROFILES = ("tcp-file", "tcp-redis", "nats-etcd", "redis-redis", "inproc")
 def program(*names: str, package: str) -> str:
     """The path of the first of these programs that is there; without any the test is skipped, and fails on CI."""
     # Debian keeps servers where users do not look.
-    places = os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/bin"
-    found = next(filter(None, (shutil.which(name, path=places) for name in names)), None)
-    if found is None:
-        _missing(f"NOT TESTED: there is no {names[0]}; on Debian: apt-get install {package}")
-    return found
+    return server_binary(*names, folders=":/usr/sbin:/usr/local/bin", package=package)
 
 
-def _missing(text: str) -> NoReturn:
-    if os.environ.get("CI") == "1":
-        pytest.fail(text)
-    pytest.skip(text)
-
-
-class Broker(ABC):
+class Broker(ServerProcess):
     """A server that can be killed, and started again on its port. `with` runs one."""
 
     SCHEME: ClassVar[str]
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder / f"{type(self).__name__.lower()}.log")
         self.port = free_port()
-        self._log = folder / f"{type(self).__name__.lower()}.log"
         #: What starts it.
         self._command: list[str] = []
-        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """Where it listens."""
         return f"{self.SCHEME}://127.0.0.1:{self.port}"
-
-    @abstractmethod
-    def ready(self) -> bool:
-        """Whether it answers.
-
-        Raises:
-            OSError: it does not listen yet.
-        """
-
-    def start(self) -> None:
-        """Returns when it answers."""
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        deadline = time.monotonic() + STARTS
-        while time.monotonic() < deadline and self._process.poll() is None:
-            try:
-                if self.ready():
-                    return
-            except OSError:
-                pass
-            time.sleep(0.02)
-        self.kill()
-        pytest.fail(f"it did not start:\n{self._log.read_text()}")
-
-    def kill(self) -> None:
-        """Ends it without a word. Safe twice."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait(10)
 
     def __enter__(self) -> Self:
         self.start()
@@ -93,6 +45,9 @@ class Broker(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.kill()
+
+    def command(self) -> list[str]:
+        return self._command
 
 
 class Nats(Broker):
@@ -109,7 +64,7 @@ class Nats(Broker):
             f'host: "127.0.0.1"\nport: {self.port}\nhttp: "127.0.0.1:{self._monitor}"\n{settings}\n'
         )
 
-    def ready(self) -> bool:
+    def answers(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
             return connection.recv(4) == b"INFO"
 
@@ -128,7 +83,7 @@ class Redis(Broker):
         self._command = [program("redis-server", "valkey-server", package="redis-server")]
         self._command += ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
 
-    def ready(self) -> bool:
+    def answers(self) -> bool:
         socket.create_connection(("127.0.0.1", self.port), 1).close()
         return True
 
@@ -160,7 +115,7 @@ class Etcd(Broker):
             "--heartbeat-interval", "20", "--election-timeout", "200",
         ]  # fmt: skip
 
-    def ready(self) -> bool:
+    def answers(self) -> bool:
         return bool(_json(self.port, "/health")["health"] == "true")
 
     def wipe(self) -> None:

@@ -6,7 +6,6 @@ import http.client
 import itertools
 import json
 import os
-import queue
 import re
 import signal
 import socket
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +40,7 @@ class Log:
         assert stream is not None
         self.lines: list[str] = []
         self._stream = stream
-        self._new: queue.Queue[str | None] = queue.Queue()
+        self._grown = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -49,17 +48,10 @@ class Log:
         return "".join(self.lines)
 
     def until(self, pattern: str, seconds: float) -> re.Match[str] | None:
-        """The next line in which a pattern is found; none where the process ends, or takes longer."""
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                line = self._new.get(timeout=max(0.01, deadline - time.monotonic()))
-            except queue.Empty:
-                return None
-            if line is None:
-                return None
-            if found := re.search(pattern, line):
-                return found
+        """Where a pattern is found; nowhere if the process ends without it, or takes longer."""
+        with self._grown:
+            self._grown.wait_for(lambda: re.search(pattern, str(self)) or not self._reader.is_alive(), seconds)
+        return re.search(pattern, str(self))
 
     def whole(self) -> None:
         """Returns once the process, which has ended, has no more to say."""
@@ -71,12 +63,77 @@ class Log:
 
     def _read(self) -> None:
         for line in self._stream:
-            self.lines.append(line)
-            self._new.put(line)
-        self._new.put(None)
+            with self._grown:
+                self.lines.append(line)
+                self._grown.notify_all()
+        # Whoever waits finds out that nothing more comes when it looks again.
+        threading.Thread(target=self._notify, daemon=True).start()
+
+    def _notify(self) -> None:
+        self._reader.join()
+        with self._grown:
+            self._grown.notify_all()
 
 
-class Server:
+class Process:
+    """A process of Python in a session of its own, and what it logs."""
+
+    def __init__(
+        self, words: Sequence[str | Path], env: Mapping[str, str], *, stdout: int = subprocess.DEVNULL
+    ) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *words], env=env, stderr=subprocess.PIPE, stdout=stdout, text=True, start_new_session=True
+        )
+        self._log = Log(self.process.stderr)
+        self.lines = self._log.lines
+
+    @property
+    def log(self) -> str:
+        return str(self._log)
+
+    def found(self, pattern: str) -> re.Match[str]:
+        """Where the log has a pattern, once it does."""
+        found = self._log.until(pattern, START_DEADLINE)
+        if found is None:
+            self.end()
+            pytest.fail(f"{pattern!r} is not in the log:\n{self.log}")
+        return found
+
+    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Whether the condition holds within that many seconds of an idle machine.
+
+        It asks often, as /metrics is cached for a second.
+        """
+        deadline = time.monotonic() + SHARED * seconds
+        while time.monotonic() < deadline:
+            if condition():
+                return True
+            time.sleep(0.05)
+        return False
+
+    def wait(self) -> int:
+        """The exit code, once it has ended by itself."""
+        code = self.process.wait(STOP_DEADLINE)
+        self._log.whole()
+        return code
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Ends the process, however it is; the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        try:
+            return self.process.wait(STOP_DEADLINE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(5)
+        finally:
+            self._log.close()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+
+class Server(Process):
     """A running `dynamo serve`, or another command that opens a public listener."""
 
     def __init__(
@@ -89,34 +146,20 @@ class Server:
         ready: str = "ready for requests",
     ) -> None:
         """`ready` is how the line of the log begins that names the port and is waited for."""
-        words = [sys.executable, "-m", "dynamo_runtime.cli.main", command]
+        words: list[str] = []
         if config is not None:
             path = folder / "config.yaml"
             path.write_text(config)
             words.append(str(path))
-        self.process = subprocess.Popen(
-            [*words, "--set", "frontend.port=0", *options],
-            env=clean_environment(**({"XDG_CACHE_HOME": str(folder / "cache")} | (env or {}))),
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
+        super().__init__(
+            ["-m", "dynamo_runtime.cli.main", command, *words, "--set", "frontend.port=0", *options],
+            clean_environment(**({"XDG_CACHE_HOME": str(folder / "cache")} | (env or {}))),
         )
-        self._log = Log(self.process.stderr)
-        self.lines = self._log.lines
-        found = self._log.until(ready + r" at https?://127\.0\.0\.1:(\d+)", START_DEADLINE)
-        if found is None:
-            self.end()
-            pytest.fail(f"the server did not start:\n{self.log}")
-        self.port = int(found[1])
+        self.port = int(self.found(ready + r" at https?://127\.0\.0\.1:(\d+)")[1])
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def log(self) -> str:
-        return str(self._log)
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
@@ -137,18 +180,6 @@ class Server:
             if found and found[1] == name and all(f'{k}="{v}"' in (found[2] or "") for k, v in labels.items()):
                 total += float(found[3])
         return total
-
-    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Whether the condition holds within that many seconds of an idle machine.
-
-        It asks often, as /metrics is cached for a second.
-        """
-        deadline = time.monotonic() + SHARED * seconds
-        while time.monotonic() < deadline:
-            if condition():
-                return True
-            time.sleep(0.05)
-        return False
 
     def raw(
         self, method: str, path: str, body: Any, *, receive_buffer: int | None = None, **headers: str
@@ -171,25 +202,6 @@ class Server:
         """The workers that it sees: instance id and pid."""
         listed = json.loads(self.request("GET", "/health")[2])["instances"]
         return {entry["instance_id"]: entry["pid"] for entry in listed}
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def wait(self) -> int:
-        code = self.process.wait(STOP_DEADLINE)
-        self._log.whole()
-        return code
-
-    def end(self) -> None:
-        """Ends the process, however it is."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(STOP_DEADLINE)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait(5)
-        self._log.close()
 
 
 def read_until(connection: socket.socket, mark: bytes) -> bytes:

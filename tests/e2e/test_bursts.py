@@ -111,7 +111,7 @@ FULL = pytest.mark.full
         pytest.param("round-robin", 0.2, 2, 2, marks=FULL),
         # Two are 50 blocks, just below. The worker begins to compute them with its next step.
         pytest.param("kv", 0.8, 1, 3, marks=FULL),
-        ("round-robin", 0.8, 1, 3),
+        pytest.param("round-robin", 0.8, 1, 3, marks=FULL),
     ],
 )
 def test_a_burst_lets_in_what_the_threshold_allows_and_one_per_worker(

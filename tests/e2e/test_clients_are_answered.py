@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from typing import Any
 
-import openai
 import pytest
 
 CHAT: dict[str, Any] = {"model": "mock-model", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 5}
@@ -17,10 +16,6 @@ CHAT: dict[str, Any] = {"model": "mock-model", "messages": [{"role": "user", "co
 @pytest.fixture(scope="module")
 def server(serve_for_module: Any) -> Any:
     return serve_for_module()
-
-
-def sdk(server: Any) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=90)
 
 
 def test_curl_gets_a_unary_answer(server: Any) -> None:
@@ -47,40 +42,6 @@ def test_curl_gets_a_unary_answer(server: Any) -> None:
     assert answer["object"] == "chat.completion"
     assert answer["usage"]["completion_tokens"] == 5
     assert len(answer["choices"][0]["message"]["content"]) == 5
-
-
-def test_the_sdk_gets_unary_and_streamed_answers_that_agree(server: Any) -> None:
-    client = sdk(server)
-
-    unary = client.chat.completions.create(**CHAT)
-    parts = list(client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True}))
-
-    text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
-    assert text == unary.choices[0].message.content
-    assert parts[-1].usage == unary.usage
-    assert parts[-2].choices[0].finish_reason == unary.choices[0].finish_reason == "length"
-
-
-def test_the_sdk_lists_models_completes_and_embeds(server: Any) -> None:
-    client = sdk(server)
-
-    models = [model.id for model in client.models.list()]
-    text = client.completions.create(model="mock-model", prompt="once", max_tokens=3).choices[0].text
-    vectors = client.embeddings.create(model="mock-model", input=["a", "b"]).data
-
-    assert models == ["mock-model"]
-    assert client.models.retrieve("mock-model").owned_by == "dynamo"
-    assert len(text) == 3
-    assert [vector.index for vector in vectors] == [0, 1]
-
-
-def test_the_sdk_raises_its_own_errors(server: Any) -> None:
-    client = sdk(server)
-
-    with pytest.raises(openai.NotFoundError, match="nope"):
-        client.chat.completions.create(**(CHAT | {"model": "nope"}))
-    with pytest.raises(openai.BadRequestError, match="Temperature"):
-        client.chat.completions.create(**CHAT, temperature=3)
 
 
 def test_a_stream_has_exactly_the_documented_bytes(server: Any) -> None:

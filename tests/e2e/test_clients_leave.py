@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-SLOW = """
-workers:
-  mock:
-    model: {name: mock-model}
+#: A model whose step takes a minute is for one test: it looks at no other request before that.
+WAITING = ("waits_1", "waits_2", "waits_3")
+WORKER = """
+  %s:
+    model: {name: %s}
     engine: {use: mocker, fixed_itl_ms: %s}
-    engine_request_limit: 1
+    engine_request_limit: %s
     request_queue_limit: 4
 """
+SPEEDS = {**dict.fromkeys(WAITING, 60_000), "answers": 20, "crowded": 5}
+CONFIG = "workers:\n" + "".join(
+    WORKER % (model, model, itl, 1 if model in WAITING else 40) for model, itl in SPEEDS.items()
+)
 
 #: All that must be back at zero.
 GAUGES = [
@@ -30,8 +37,13 @@ GAUGES = [
 ]
 
 
-def chat(**more: Any) -> dict[str, Any]:
-    return {"model": "mock-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000, **more}
+@pytest.fixture(scope="module")
+def server(serve_for_module: Any) -> Any:
+    return serve_for_module(CONFIG)
+
+
+def chat(model: str, **more: Any) -> dict[str, Any]:
+    return {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4000, **more}
 
 
 def held(server: Any) -> dict[str, float]:
@@ -43,43 +55,52 @@ def assert_all_is_given_back(server: Any) -> None:
     assert server.until(lambda: not held(server), 3.0), held(server)
 
 
-def assert_counted(server: Any, count: int, name: str, **labels: str) -> None:
-    assert server.until(lambda: server.metric(name, **labels) == count, 3.0), (name, server.metric(name, **labels))
+@contextmanager
+def counted(server: Any, name: str, more: int, **labels: str) -> Iterator[None]:
+    """What the block does adds so many to a counter."""
+    before = server.metric(name, **labels)
+    yield
+    assert server.until(lambda: server.metric(name, **labels) == before + more, 3.0), server.metric(name, **labels)
 
 
-@pytest.mark.parametrize("body", [chat(stream=True), chat()], ids=["stream", "unary"])
-def test_before_the_first_token(serve: Any, body: dict[str, Any]) -> None:
-    server = serve(SLOW % 60_000)
-    connection = server.raw("POST", "/v1/chat/completions", body)
-    assert server.until(lambda: server.metric("dynamo_mocker_running_requests") == 1, 5)
+@pytest.mark.parametrize(("stream", "model"), [(True, WAITING[0]), (False, WAITING[1])], ids=["stream", "unary"])
+def test_before_the_first_token(server: Any, stream: bool, model: str) -> None:
+    with (
+        counted(server, "dynamo_frontend_model_cancellation_total", 1, model=model),
+        counted(server, "dynamo_mocker_aborted_requests", 1),
+    ):
+        connection = server.raw("POST", "/v1/chat/completions", chat(model, stream=stream))
+        assert server.until(lambda: server.metric("dynamo_mocker_running_requests") == 1, 5)
 
-    connection.close()
+        connection.close()
 
-    assert_all_is_given_back(server)
-    assert_counted(server, 1, "dynamo_frontend_model_cancellation_total")
-    assert_counted(server, 1, "dynamo_mocker_aborted_requests")
+        assert_all_is_given_back(server)
 
 
-def test_in_mid_stream(serve: Any, until_content: Any) -> None:
-    server = serve(SLOW % 5)
-    connection = server.raw("POST", "/v1/chat/completions", chat(stream=True))
-    until_content(connection)
+def test_in_mid_stream(server: Any, until_content: Any) -> None:
+    labels = {"status": "error", "error_type": "cancelled", "model": "answers"}
+    with counted(server, "dynamo_frontend_requests_total", 1, **labels):
+        connection = server.raw("POST", "/v1/chat/completions", chat("answers", stream=True))
+        until_content(connection)
 
-    connection.close()
+        connection.close()
 
-    assert_all_is_given_back(server)
-    assert_counted(server, 1, "dynamo_frontend_requests_total", status="error", error_type="cancelled")
+        assert_all_is_given_back(server)
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.1", "HTTP/1.0"])
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "unary"])
-def test_client_that_only_closes_its_sending_half_gets_its_whole_answer(serve: Any, stream: bool, version: str) -> None:
-    server = serve(SLOW % 30)
-    body = json.dumps(chat(stream=stream, max_tokens=40)).encode()
+def test_client_that_only_closes_its_sending_half_gets_its_whole_answer(
+    server: Any, stream: bool, version: str
+) -> None:
+    body = json.dumps(chat("answers", stream=stream, max_tokens=20)).encode()
     fields = f"content-type: application/json\r\ncontent-length: {len(body)}"
     head = f"POST /v1/chat/completions {version}\r\nhost: x\r\n{fields}\r\n\r\n".encode()
 
-    with socket.create_connection(("127.0.0.1", server.port), 30) as client:
+    with (
+        counted(server, "dynamo_frontend_model_cancellation_total", 0),
+        socket.create_connection(("127.0.0.1", server.port), 30) as client,
+    ):
         client.sendall(head + body)
         client.shutdown(socket.SHUT_WR)
         answer = b"".join(iter(lambda: client.recv(65536), b""))
@@ -88,24 +109,12 @@ def test_client_that_only_closes_its_sending_half_gets_its_whole_answer(serve: A
     assert b'"finish_reason":"length"' in answer
     assert (b"data: [DONE]\n\n" in answer) is stream
     assert_all_is_given_back(server)
-    assert server.metric("dynamo_frontend_model_cancellation_total") == 0
 
 
-def test_during_a_unary_call(serve: Any) -> None:
-    server = serve(SLOW % 5)
-    connection = server.raw("POST", "/v1/chat/completions", chat())
-    assert server.until(lambda: server.metric("dynamo_mocker_running_requests") == 1, 5)
-
-    connection.close()
-
-    assert_all_is_given_back(server)
-
-
-def test_while_waiting_for_a_place(serve: Any) -> None:
-    server = serve(SLOW % 60_000)
-    first = server.raw("POST", "/v1/chat/completions", chat(stream=True))
+def test_while_waiting_for_a_place(server: Any) -> None:
+    first = server.raw("POST", "/v1/chat/completions", chat(WAITING[2], stream=True))
     assert server.until(lambda: server.metric("dynamo_engine_request") == 1, 5)
-    second = server.raw("POST", "/v1/chat/completions", chat(stream=True))
+    second = server.raw("POST", "/v1/chat/completions", chat(WAITING[2], stream=True))
     assert server.until(lambda: server.metric("dynamo_request_queue") == 1, 5)
 
     second.close()
@@ -115,30 +124,13 @@ def test_while_waiting_for_a_place(serve: Any) -> None:
     assert_all_is_given_back(server)
 
 
-def test_many_at_once(serve: Any) -> None:
-    server = serve(SLOW.replace("    engine_request_limit: 1\n", "") % 5)
-    connections = [server.raw("POST", "/v1/chat/completions", chat(stream=number % 2 == 0)) for number in range(40)]
-    assert server.until(lambda: server.metric("dynamo_mocker_running_requests") == 40, 5)
+def test_many_at_once(server: Any) -> None:
+    with counted(server, "dynamo_frontend_disconnected_clients", 20):
+        bodies = (chat("crowded", stream=number % 2 == 0) for number in range(20))
+        connections = [server.raw("POST", "/v1/chat/completions", body) for body in bodies]
+        assert server.until(lambda: server.metric("dynamo_mocker_running_requests") == 20, 5)
 
-    for connection in connections:
-        connection.close()
+        for connection in connections:
+            connection.close()
 
-    assert_all_is_given_back(server)
-    assert_counted(server, 40, "dynamo_frontend_disconnected_clients")
-
-
-def test_a_server_at_capacity_answers_503_and_says_when_to_come_back(serve: Any) -> None:
-    server = serve(SLOW % 60_000)
-    waiting = [server.raw("POST", "/v1/chat/completions", chat(stream=True)) for _ in range(5)]
-    assert server.until(lambda: server.metric("dynamo_request_queue") == 4, 5)
-
-    status, headers, body = server.request("POST", "/v1/chat/completions", chat(stream=True))
-
-    assert status == 503
-    assert 1 <= int(headers["retry-after"]) <= 60
-    assert b"Service temporarily unavailable: All workers are busy, please retry later" in body
-    for connection in waiting:
-        connection.close()
-    assert_all_is_given_back(server)
-    assert_counted(server, 1, "dynamo_frontend_model_rejection_total", endpoint="chat_completions")
-    assert_counted(server, 1, "dynamo_rejection_request_total")
+        assert_all_is_given_back(server)

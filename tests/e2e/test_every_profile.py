@@ -149,21 +149,6 @@ def test_documents_are_sorted_as_in_one_process(house: House, alone: Any) -> Non
     assert (got["results"], got["usage"]) == (expected["results"], expected["usage"])
 
 
-def test_tools_are_called(house: House) -> None:
-    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "the weather?"}], "max_tokens": 200}
-    asked["tools"] = [{"type": "function", "function": {"name": "weather"}}]
-
-    (whole,) = answer(house.server, **asked)["choices"]
-    deltas = Stream(house.server, **asked).deltas()
-    streamed = [call["function"] for delta in deltas for call in delta.get("tool_calls", [])]
-
-    assert whole["finish_reason"] == "tool_calls"
-    (called,) = [call["function"] for call in whole["message"]["tool_calls"]]
-    assert (called["name"], json.loads(called["arguments"])) == ("weather", {"city": "Paris"})
-    assert "".join(part.get("name") or "" for part in streamed) == "weather"
-    assert "".join(part.get("arguments") or "" for part in streamed) == called["arguments"]
-
-
 def test_a_client_that_leaves_leaves_nothing_behind(house: House) -> None:
     streams = [Stream(house.server, model=model, max_tokens=2000) for model in ("mock-model", "split-model")]
     for stream in streams:

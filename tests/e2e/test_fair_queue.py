@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import re
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import openai
 import pytest
 from dynamo_http.auth import hash_of, new_key
 from prometheus_client.parser import text_string_to_metric_families
-
-from tests.e2e.brokers import Redis
 
 LOUD, QUIET, OPERATORS = new_key(), new_key(), new_key()
 DEPTH, RUNNING = "dynamo_admission_queue_requests", "dynamo_admission_running_requests"
@@ -124,38 +119,6 @@ def test_a_quiet_tenant_is_served_before_the_queue_of_a_loud_one(house: Queued) 
     assert answered() == ["quiet", *["loud"] * 5]
 
 
-def test_the_queue_is_bounded_and_a_quiet_tenant_finds_a_place_in_it(house: Queued) -> None:
-    before = house.metric(REFUSALS, tenant="loud")
-    with ThreadPoolExecutor(8) as pool:
-        with house.taken():
-            loud = [pool.submit(house.ask, LOUD) for _ in range(6)]
-            house.waiting(6)
-            over = house.ask(LOUD)
-            quiet = pool.submit(house.ask, QUIET)
-            house.waiting(1, tenant="quiet")
-            house.waiting(5, tenant="loud")
-        answers = [over, *(task.result(60) for task in loud)]
-
-        assert quiet.result(60)[0] == 200
-    refused = [(headers, answer) for status, headers, answer in answers if status == 503]
-    assert len(refused) == 2
-    for headers, answer in refused:
-        assert 1 <= int(headers["retry-after"]) <= 60
-        assert answer["type"] == "service_unavailable"
-    assert house.server.until(lambda: house.metric(REFUSALS, tenant="loud") == before + 2, 5)
-
-
-def test_a_client_that_leaves_the_queue_leaves_nothing(house: Queued) -> None:
-    with house.taken():
-        connections = [house.send(LOUD, stream=True) for _ in range(3)]
-        house.waiting(3)
-        for connection in connections:
-            connection.close()
-        house.waiting(0)
-
-    assert house.idle()
-
-
 def test_the_server_does_not_keep_a_client_longer_than_its_sdk_waits(house: Queued) -> None:
     """The client is still there to hear the refusal; without its header it would have waited for 30 s in vain."""
     client = openai.OpenAI(base_url=f"{house.server.url}/v1", api_key=QUIET, max_retries=0, timeout=6)
@@ -179,125 +142,3 @@ def test_the_sdk_that_tries_again_gets_its_answer(house: Queued) -> None:
         usage = answer.result(60).usage
     assert usage is not None
     assert usage.completion_tokens == 4
-
-
-# Limits over several frontends.
-
-SEVERAL = f"""
-admission:
-  use: fair-queue
-  tenants:
-    loud: {{{{concurrency: 2}}}}
-  shared: {{{{url: "{{url}}", ttl: 10, timeout: 3}}}}
-admin: {{{{token: "{hash_of(OPERATORS)}"}}}}
-auth:
-  keys:
-    - {{{{id: loud, hash: "{hash_of(LOUD)}", tenant: loud}}}}
-    - {{{{id: quiet, hash: "{hash_of(QUIET)}", tenant: quiet}}}}
-client: {{{{drain_grace: 0}}}}
-transport: {{{{use: tcp}}}}
-discovery: {{{{use: file, path: "{{folder}}", ttl: 2}}}}
-workers:
-  mock:
-    model: {{{{name: m}}}}
-    engine: {{{{use: mocker, fixed_itl_ms: 100}}}}
-    grace_period: 0
-"""
-
-
-def running_at_the_worker(folder: Path) -> float:
-    """Requests that the one worker has, as it says itself where its record in discovery says that it can be asked."""
-    for record in (folder / "records").iterdir():
-        found = re.search(rb'"system_url":"http://([^":]+):(\d+)"', record.read_bytes())
-        if found and "instances" in record.name:
-            break
-    else:
-        raise AssertionError("there is no worker")
-    connection = http.client.HTTPConnection(found[1].decode(), int(found[2]), timeout=10)
-    try:
-        connection.request("GET", "/metrics", headers={"authorization": f"Bearer {OPERATORS}"})
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
-    values = re.findall(r"^dynamo_component_inflight_requests\S* (\S+)$", text, re.MULTILINE)
-    assert values, text
-    return sum(map(float, values))
-
-
-def test_a_tenant_has_no_more_at_once_over_two_frontends_than_it_may(serve: Callable[..., Any], tmp_path: Path) -> None:
-    folder = tmp_path / "discovery"
-    with Redis(tmp_path) as store, ThreadPoolExecutor(7) as pool:
-        config = SEVERAL.format(url=store.url, folder=folder)
-        one, two = Queued(serve(config)), Queued(serve(config, command="frontend"))
-        for house in (one, two):
-            assert house.server.until(lambda: house.metric("dynamo_admission_shared_peers") == 1, 20)  # noqa: B023
-        streams = [one.send(LOUD, max_tokens=5000, stream=True) for _ in range(2)]
-        # Who cannot wait is refused at the other frontend as soon as it has heard of both.
-        assert two.server.until(lambda: two.ask(LOUD, **{"x-stainless-timeout": "1"})[0] == 503, 20)
-        assert two.ask(QUIET)[0] == 200
-        asked = [pool.submit(house.ask, LOUD) for house in (one, two) for _ in range(3)]
-        one.waiting(3)
-        two.waiting(3)
-        seen = {running_at_the_worker(folder)}
-
-        for stream in streams:
-            stream.close()
-        while not all(task.done() for task in asked):
-            seen.add(running_at_the_worker(folder))
-            with suppress(TimeoutError):
-                asked[-1].result(0.1)
-
-        assert [task.result(0)[0] for task in asked] == [200] * 6
-        assert max(seen) == 2
-        assert one.idle()
-        assert two.idle()
-
-
-# A chain: what is over the thresholds is refused at once, what is over the places waits.
-
-CHAINED = CONFIG.replace(
-    """  use: fair-queue
-  requests_per_worker: 1
-  max_queue: 6
-""",
-    """  - use: token-capacity
-    active_decode_blocks_threshold: 0.9
-  - use: fair-queue
-    requests_per_worker: 2
-    max_queue: 6
-""",
-).replace("fixed_itl_ms: 100", "fixed_itl_ms: 100, block_size: 16, num_gpu_blocks: 100")
-FORTY_BLOCKS = "a" * (39 * 16 + 1)
-
-
-def test_in_a_chain_one_refuses_over_its_thresholds_while_the_other_keeps_its_queue(serve: Callable[..., Any]) -> None:
-    house = Queued(serve(CHAINED))
-    with ThreadPoolExecutor(9) as pool:
-        with house.send(LOUD, prompt=FORTY_BLOCKS, max_tokens=5000, stream=True):
-            with house.send(LOUD, max_tokens=5000, stream=True):
-                assert house.server.until(lambda: house.metric(RUNNING) == 2, 10)
-                waits = pool.submit(house.ask, QUIET)
-                house.waiting(1)
-                # The worker is over its threshold from here on.
-                status, _, answer = house.server.request(
-                    "POST",
-                    "/busy_threshold",
-                    {"model": "m", "active_decode_blocks_threshold": 0.3},
-                    authorization=f"Bearer {OPERATORS}",
-                )
-                assert status == 200, answer
-                assert house.server.until(lambda: house.metric("dynamo_frontend_worker_busy") == 1, 10)
-
-                flood = [pool.submit(house.ask, key) for key in (LOUD, QUIET) * 4]
-                refused = [task.result(60) for task in flood]
-
-                assert {status for status, _, _ in refused} == {503}
-                assert all(1 <= int(headers["retry-after"]) <= 60 for _, headers, _ in refused)
-                assert house.depth() == 1
-                assert house.metric(REFUSALS) == 0, "the fair queue was asked though the one before it refuses"
-            # A place alone is not enough while the worker is over its threshold.
-            assert house.server.until(lambda: house.metric(RUNNING) == 1, 10)
-            assert not waits.done()
-        assert waits.result(60)[0] == 200
-    assert house.idle()
-    assert house.ask(LOUD)[0] == 200

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from typing import Any
+
+from tests.e2e.asking import dynamo
 
 CONFIG = """
 router: {use: kv}
@@ -26,13 +25,7 @@ def test_health_log_metrics_and_command_show_one_text(serve: Any) -> None:
     known = instance["instance_id"]
     metrics = server.request("GET", "/metrics")[2].decode()
     told = json.loads(server.request("POST", "/route/explain", {"model": "m", "prompt": "Hi"})[2])
-    shown = subprocess.run(
-        [sys.executable, "-m", "dynamo_runtime.cli.main", "route", "explain", "Hi", "--url", server.url],
-        env=os.environ | {"DYN_ADMIN_TOKEN": ""},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
+    shown = dynamo("route", "explain", "Hi", "--url", server.url).stdout
 
     assert HEX.fullmatch(known)
     assert set(re.findall(r'\bworker_id="([^"]*)"', metrics)) == {known}

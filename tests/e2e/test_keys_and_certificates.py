@@ -7,11 +7,12 @@ import json
 import shutil
 import ssl
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from dynamo_http.auth import hash_of, new_key
 
 KEY, TOKEN = new_key(), new_key()
@@ -127,19 +128,16 @@ def test_the_log_names_the_key_and_does_not_hold_it(guarded: Guarded) -> None:
         ("admin: {tls: {cert: FOLDER/config.yaml}}", "holds no certificate in PEM form"),
     ],
 )
-def test_what_cannot_work_is_told_before_anything_starts(tmp_path: Path, config: str, says: str) -> None:
+def test_what_cannot_work_is_told_before_anything_starts(
+    dynamo: Callable[..., Result], tmp_path: Path, config: str, says: str
+) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(
         config.replace("FOLDER", str(tmp_path)) + "\nworkers: {a: {model: {name: a}, engine: {use: mocker}}}\n"
     )
 
-    ended = subprocess.run(
-        [sys.executable, "-m", "dynamo_runtime.cli.main", "check", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    ended = dynamo("check", path)
 
-    assert ended.returncode == 2
+    assert ended.exit_code == 2
     assert says in ended.stderr
     assert len(ended.stderr.splitlines()) == 1

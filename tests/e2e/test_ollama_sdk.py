@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ollama
 import pytest
-from pydantic import BaseModel
 
 CONFIG = """
 frontend: [{use: openai}, {use: ollama}]
@@ -25,36 +20,10 @@ workers:
     engine:
       use: mocker
       fixed_itl_ms: 1
-      output: script
-      script:
-        - {match: "7 degrees", text: "It is 7 degrees."}
-        - {match: "Oslo?", text: '<think>Ask.</think><tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>'}
-        - {match: "Describe", text: '{"name": "Oslo", "degrees": 7}'}
     grace_period: 0
-"""  # noqa: E501
-ALONE = """
-frontend: {use: ollama}
-transport: {use: tcp}
-discovery: {use: file, path: "%s"}
-client: {drain_grace: 0}
-workers: {mock: {model: {name: mock-model}, engine: {use: mocker, fixed_itl_ms: 20}, grace_period: 0}}
 """
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 OPTIONS = {"num_predict": 5, "temperature": 0.5, "num_ctx": 4096}
-
-
-class Place(BaseModel):
-    name: str
-    degrees: int
-
-
-def weather(city: str) -> str:
-    """The weather.
-
-    Args:
-        city: Where.
-    """
-    return f"7 degrees in {city}"
 
 
 @pytest.fixture(scope="module")
@@ -79,46 +48,6 @@ def test_a_chat_is_the_same_streamed_and_whole(client: ollama.Client) -> None:
         assert last.prompt_eval_count
         assert last.eval_duration
     assert len(parts) > 1
-
-
-async def test_the_asynchronous_client_streams(server: Any) -> None:
-    async with ollama.AsyncClient(host=server.url, timeout=90) as client:
-        stream = await client.chat("mock-model", MESSAGES, options=OPTIONS, stream=True)
-        async with asyncio.timeout(90):
-            parts = [part async for part in stream]
-
-    assert parts[-1].eval_count == 5
-
-
-def test_a_tool_is_called_and_its_result_is_read(client: ollama.Client) -> None:
-    messages: list[Any] = [{"role": "user", "content": "How is Oslo?"}]
-
-    asked = client.chat("scripted", messages, tools=[weather], think=True)
-    [call] = asked.message.tool_calls or ()
-    messages += [asked.message, {"role": "tool", "tool_name": "weather", "content": weather(**call.function.arguments)}]
-    told = [part.message.content for part in client.chat("scripted", messages, tools=[weather], stream=True)]
-
-    assert (call.function.name, call.function.arguments) == ("weather", {"city": "Oslo"})
-    assert asked.message.thinking == "Ask."
-    assert "".join(filter(None, told)) == "It is 7 degrees."
-
-
-def test_calls_come_whole_in_a_stream(client: ollama.Client) -> None:
-    messages: Any = [{"role": "user", "content": "How is Oslo?"}]
-
-    parts = list(client.chat("scripted", messages, tools=[weather], stream=True))
-
-    calls = [call for part in parts for call in part.message.tool_calls or ()]
-    assert [call.function.arguments for call in calls] == [{"city": "Oslo"}]
-    assert "".join(part.message.thinking or "" for part in parts) == "Ask."
-
-
-def test_an_answer_has_the_form_of_a_schema(client: ollama.Client) -> None:
-    messages: Any = [{"role": "user", "content": "Describe Oslo."}]
-
-    answer = client.chat("scripted", messages, format=Place.model_json_schema())
-
-    assert Place.model_validate_json(answer.message.content or "") == Place(name="Oslo", degrees=7)
 
 
 def test_a_prompt_is_answered_with_and_without_the_template(client: ollama.Client) -> None:
@@ -168,23 +97,3 @@ def test_the_api_of_openai_is_served_beside_it(server: Any) -> None:
     assert server.request("HEAD", "/")[0] == 200
     assert server.request("GET", "/")[2].decode() == "Ollama is running"
     assert server.request("DELETE", "/api/delete")[0] == 501
-
-
-def test_a_worker_that_is_killed_in_mid_stream_raises_in_the_client(serve: Any, tmp_path: Path) -> None:
-    server = serve(ALONE % (tmp_path / "discovery"))
-    assert server.until(server.instances, 20), server.log
-    (pid,) = server.instances().values()
-    received = []
-
-    def read(client: ollama.Client) -> None:
-        for part in client.chat("mock-model", MESSAGES, options={"num_predict": 500}, stream=True):
-            received.append(part)
-            if len(received) == 8:
-                os.kill(pid, signal.SIGKILL)
-
-    with ollama.Client(host=server.url, timeout=90) as client, pytest.raises(ollama.ResponseError, match="lost"):
-        read(client)
-
-    assert 8 <= len(received) < 500
-    assert not any(part.done for part in received)
-    assert server.request("GET", "/v1/models")[0] == 404

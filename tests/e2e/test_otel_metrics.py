@@ -12,7 +12,7 @@ import pytest
 from dynamo_testing.otlp import METRICS, Histogram, OtlpReceiver, histograms
 
 CONFIG = """
-frontend: {processes: %(processes)d}
+frontend: {processes: 1}
 transport: {use: tcp}
 discovery: {use: file, path: "%(folder)s", ttl: 2}
 extensions: [{use: otel-metrics}, {use: feed}]
@@ -33,10 +33,10 @@ def collector() -> Iterator[OtlpReceiver]:
         yield collector
 
 
-def measured(serve: Any, folder: Path, collector: OtlpReceiver, processes: int = 1) -> Any:
+def measured(serve: Any, folder: Path, collector: OtlpReceiver) -> Any:
     """Processes that send to the collector when they end."""
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_METRIC_EXPORT_INTERVAL": "3600000"}
-    return serve(CONFIG % {"folder": folder / "discovery", "processes": processes}, env=env)
+    return serve(CONFIG % {"folder": folder / "discovery"}, env=env)
 
 
 def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
@@ -96,31 +96,3 @@ def test_a_collector_gets_what_requests_took_and_used(
     # The client that left had a worker, and has used what it got by then.
     left = of(rows, "gen_ai.client.token.usage", **CHAT, **{"gen_ai.token.type": "output"})
     assert 0 < left.sum < 500
-
-
-def test_each_frontend_sends_a_stream_of_its_own(serve: Any, tmp_path: Path, collector: OtlpReceiver) -> None:
-    server = measured(serve, tmp_path, collector, processes=2)
-    known: set[str] = set()
-
-    def both_are_known() -> bool:
-        # A process that has not registered yet speaks of itself under another id. The kernel chooses who answers.
-        told = [frontends(server) for _ in range(8)]
-        known.clear()
-        known.update(told[0])
-        return len(known) == 2 and all(one == known for one in told)
-
-    assert server.until(both_are_known, 20)
-    for _ in range(24):
-        assert server.request("POST", "/v1/chat/completions", chat(max_tokens=1))[0] == 200
-    server.end()
-
-    rows = [row for body in collector.bodies(METRICS) for row in histograms(body)]
-    streams = {row.resource["service.instance.id"]: row for row in rows if row.name == "gen_ai.server.request.duration"}
-    assert streams.keys() == known
-    assert sum(row.count for row in streams.values()) == 24
-    assert {row.resource["service.name"] for row in rows} == {"dynamo-frontend"}
-
-
-def frontends(server: Any) -> set[str]:
-    """The ids of the frontends, as operators see them."""
-    return {one["id"] for one in json.loads(server.request("GET", "/admin/state")[2])["frontends"]}

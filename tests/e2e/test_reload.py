@@ -17,11 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 from dynamo_http.auth import hash_of
 from dynamo_testing.certificates import make_certificates
-
-from tests.e2e.asking import dynamo
 
 TOKEN = "operators-token-of-the-test"
 STAYS, *OTHERS = (f"dyn-key-number-{number}-of-the-test" for number in range(4))
@@ -185,11 +182,6 @@ def stop(clients: list[Client]) -> Counter[int]:
     return total
 
 
-def presented(site: Site) -> bytes:
-    """The certificate that a new connection gets."""
-    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", site.server.port)))
-
-
 def many_reloads(site: Site, rounds: int) -> None:
     """Reloads under load; every tenth file is wrong, every seventh needs a restart."""
     choice = random.Random(19)
@@ -254,65 +246,6 @@ def test_a_hundred_reloads_under_load(site: Site) -> None:
     many_reloads(site, 100)
 
 
-def test_a_certificate_changes_without_a_broken_connection(site: Site) -> None:
-    clients = load(site, 4)
-    before = presented(site)
-
-    for _ in range(3):
-        site.renew()
-        assert site.reload()[0] == 200
-        after = {presented(site) for _ in range(8)}
-        assert len(after) == 1
-        assert before not in after
-        (before,) = after
-
-    assert set(stop(clients)) == {200}
-
-
-def test_a_process_that_died_starts_on_the_new_settings(site: Site) -> None:
-    pid = next(row["pid"] for row in site.reload()[1]["processes"] if row["name"] == "frontend-1")
-    os.kill(pid, signal.SIGKILL)
-
-    status, report = site.reload(keys=(STAYS,))
-
-    assert status in (200, 409), report
-    assert site.server.until(lambda: site.reload()[1]["status"] in ("applied", "unchanged"), 20)
-    assert [site.status(OTHERS[0]) for _ in range(8)] == [401] * 8
-
-
-def test_a_process_that_stands_still_keeps_all_of_it_from_being_applied(site: Site) -> None:
-    pid = next(row["pid"] for row in site.reload()[1]["processes"] if row["name"] == "workers.mock-1")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        status, report = site.reload(keys=(STAYS,))
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-    assert (status, report["status"]) == (409, "busy")
-    assert "workers.mock-1" in report["message"]
-    assert [site.status(OTHERS[0]) for _ in range(4)] == [200] * 4
-
-
-def test_the_command_shows_a_dry_run_and_applies(site: Site) -> None:
-    def command(*words: str) -> Result:
-        return dynamo("reload", "--url", f"http://127.0.0.1:{site.admins[0]}", "--token", TOKEN, *words)
-
-    site.write(temperature=0.9, retries=3)
-    refused = command("--dry-run")
-    site.write(temperature=0.9, retries=2)
-    checked, applied, again = command("--dry-run"), command(), command("--json")
-
-    assert refused.exit_code == 1
-    assert "need a restart" in refused.stderr
-    rows = {line.split()[0]: line for line in refused.stdout.splitlines() if line}
-    assert re.search(r"router\.temperature +0\.5 +0\.9 +\S+config\.yaml:5 +now", rows["router.temperature"])
-    assert re.search(r"client\.retries +2 +3 +\S+config\.yaml:8 +after a restart", rows["client.retries"])
-    assert (checked.exit_code, applied.exit_code, again.exit_code) == (0, 0, 0)
-    assert "this was a dry run" in checked.stdout
-    assert applied.stdout.rstrip().endswith("Applied.")
-    assert json.loads(again.stdout)["status"] == "unchanged"
-
-
 @pytest.mark.timeout(300)
 def test_a_watched_file_is_read_when_its_mount_changes_and_a_hang_up_reads_it_too(serve: Any, tmp_path: Path) -> None:
     site = Site(tmp_path, serve, "--set", "reload=watch", replicas=1)
@@ -343,12 +276,3 @@ def test_on_a_terminal_a_hang_up_ends_the_server(tmp_path: Path) -> None:
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGHUP
     os.close(terminal)
-
-
-def test_without_a_terminal_a_hang_up_reloads_a_server_of_one_process(serve: Any) -> None:
-    server = serve("workers: {mock: {model: {name: m}, engine: {use: mocker}}}\n")
-
-    server.signal(signal.SIGHUP)
-
-    assert server.until(lambda: "the settings were read again: nothing has changed" in server.log, 10)
-    assert server.request("GET", "/v1/models")[0] == 200

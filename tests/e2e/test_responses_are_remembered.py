@@ -112,14 +112,3 @@ def test_a_store_that_dies_is_told_as_configured_and_used_again(clients: dict[st
     assert answers["pass"][1]["store"] is False
     for client in clients.values():
         assert client.server.until(lambda client=client: client.ask()[1].get("store") is True, 10)
-
-
-def test_a_store_of_each_process_is_warned_of(serve: Any, tmp_path: Path) -> None:
-    planes = f"\ntransport: {{use: tcp}}\ndiscovery: {{use: file, path: {tmp_path / 'found'}}}\n"
-
-    # As the supervisor of both starts it.
-    own = ["--only", "frontend", "--replica", "0"]
-    one_of_two = serve(CONFIG % (2, "{use: memory}") + planes, *own, env=KEYS, ready="listening")
-
-    told = "each of the 2 frontend processes has a response store 'memory' of its own"
-    assert one_of_two.until(lambda: told in one_of_two.log, 5), one_of_two.log

@@ -7,10 +7,8 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +17,7 @@ from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_runtime import engine_main
 from dynamo_testing.ports import free_port
 
-from tests.e2e.asking import read_to_end
-from tests.e2e.conftest import Log
-
-START_DEADLINE = 90.0
-STOP_DEADLINE = 60.0
+from tests.e2e.conftest import Log, Process
 
 #: An engine that imports nothing of transports, discovery or settings, and is made from no class of the framework.
 ENGINE = """
@@ -75,46 +69,21 @@ client: {drain_grace: 0.1, min_initial_workers: 0}
 """
 
 
-class Alone:
+class Alone(Process):
     """A process of an engine, and what it says."""
 
-    def __init__(self, words: list[str], env: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *words], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self._said, self._log = Log(self.process.stdout), Log(self.process.stderr)
+    def __init__(self, words: Sequence[str], env: dict[str, str]) -> None:
+        super().__init__(words, env, stdout=subprocess.PIPE)
+        self._said = Log(self.process.stdout)
 
     @property
     def said(self) -> list[str]:
         return [line.rstrip("\n") for line in self._said.lines]
 
-    @property
-    def log(self) -> list[str]:
-        return [line.rstrip("\n") for line in self._log.lines]
-
-    def until(self, words: str) -> str:
-        """The next line of the log with these words."""
-        found = self._log.until(re.escape(words), START_DEADLINE)
-        assert found is not None, f"the process never said {words!r}:\n{self._log}"
-        return found.string
-
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Signals it, and gives its exit code."""
-        self.process.send_signal(number)
-        return self.wait()
-
-    def wait(self) -> int:
-        code = self.process.wait(STOP_DEADLINE)
-        self._said.whole()
-        self._log.whole()
-        return code
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.wait()
+        code = super().end(number)
         self._said.close()
-        self._log.close()
+        return code
 
 
 Start = Callable[..., Alone]
@@ -144,7 +113,7 @@ def alone(tmp_path: Path, records: Path) -> Iterator[Start]:
 
     yield start
     for engine in started:
-        engine.close()
+        engine.end(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -175,59 +144,41 @@ def parrot(delay: float = 0.0, main: str = MAIN) -> str:
     return ENGINE.replace("DELAY", str(delay)) + main
 
 
-def served_parrot(frontend: Any, alone: Start, delay: float = 0.0) -> Any:
+def served_parrot(frontend: Any, alone: Start, delay: float = 0.0, **env: str) -> Any:
     """An engine that repeats what it is asked, once the frontend lists its model."""
-    engine = alone(script=parrot(delay))
-    engine.until("serving parrot")
+    engine = alone(script=parrot(delay), **env)
+    engine.found("serving parrot")
     assert frontend.until(lambda: served(frontend, "parrot", engine), 10)
     return engine
 
 
 def test_an_engine_of_no_class_runs_from_three_lines_and_ends_in_order(frontend: Any, alone: Start) -> None:
-    engine = served_parrot(frontend, alone)
+    port = free_port()
+    engine = served_parrot(frontend, alone, DYN_SYSTEM_PORT=str(port))
 
     status, answer = ask(frontend, "parrot", "Polly?", max_tokens=20)
     health = json.loads(frontend.request("GET", "/health")[2])["instances"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as told:
+        lines = told.read().decode().splitlines()
     code = engine.end()
 
     assert (status, answer["choices"][0]["text"]) == (200, "Polly?")
     assert [(entry["pid"], entry["worker"]) for entry in health] == [(engine.process.pid, "parrot")]
+    own = [line for line in lines if line.startswith("dynamo_component_")]
+    assert own
+    assert all('team="blue"' in line and 'worker="parrot-0"' in line for line in own)
     assert code == 0, engine.log
     # The id that the engine was started with is the one in discovery; cleanup is called once, after drain.
     assert engine.said == [f"start {int(health[0]['instance_id'], 16)}", "drain", "cleanup"]
     assert frontend.until(lambda: b"parrot" not in frontend.request("GET", "/v1/models")[2], 10)
 
 
-Streaming = Callable[..., AbstractContextManager[tuple[Any, Any]]]
-
-
-@pytest.fixture
-def streaming(frontend: Any, alone: Start, until_content: Callable[[Any], bytes]) -> Streaming:
-    """Opens a stream of so many times ten letters, and returns once the first has come."""
-
-    @contextmanager
-    def stream(tens: int, *, delay: float) -> Iterator[tuple[Any, Any]]:
-        engine = served_parrot(frontend, alone, delay)
-        with chat(frontend, "abcdefghij" * tens) as connection:
-            until_content(connection)
-            yield engine, connection
-
-    return stream
-
-
-def test_a_stream_that_runs_when_the_signal_comes_is_finished(streaming: Streaming) -> None:
-    with streaming(3, delay=0.02) as (engine, connection):
-        engine.process.send_signal(signal.SIGTERM)
-        rest = read_to_end(connection)
-
-    assert b"[DONE]" in rest
-    assert engine.wait() == 0
-    assert engine.said[-2:] == ["drain", "cleanup"]
-
-
-def test_a_client_that_leaves_is_told_to_the_engine_with_the_plain_context(frontend: Any, streaming: Streaming) -> None:
-    with streaming(20, delay=0.05) as (engine, _):
-        pass
+def test_a_client_that_leaves_is_told_to_the_engine_with_the_plain_context(
+    frontend: Any, alone: Start, until_content: Callable[[Any], bytes]
+) -> None:
+    engine = served_parrot(frontend, alone, delay=0.05)
+    with chat(frontend, "abcdefghij" * 20) as connection:
+        until_content(connection)
 
     assert frontend.until(lambda: len(engine.said) == 2, 10)
     assert engine.said[1] == "abort ServedContext"
@@ -241,22 +192,8 @@ def test_what_an_engine_lets_slip_is_in_its_log_and_not_in_the_answer(frontend: 
 
     assert status == 500
     assert "secret" not in json.dumps(answer)
-    engine.until("a secret of the engine")
+    engine.found("a secret of the engine")
     assert engine.end(signal.SIGINT) == 0
-
-
-def test_the_labels_of_a_worker_are_on_its_metrics(alone: Start) -> None:
-    port = free_port()
-    engine = alone(script=parrot(), DYN_SYSTEM_PORT=str(port))
-    engine.until("serving parrot")
-
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        lines = answer.read().decode().splitlines()
-
-    own = [line for line in lines if line.startswith("dynamo_component_")]
-    assert own
-    assert all('team="blue"' in line and 'worker="parrot-0"' in line for line in own)
-    assert engine.end() == 0
 
 
 def test_the_mocker_runs_by_its_module_with_flags_over_variables(frontend: Any, alone: Start) -> None:
@@ -266,7 +203,7 @@ def test_the_mocker_runs_by_its_module_with_flags_over_variables(frontend: Any, 
         DYN_MODEL_NAME="by-variable",
         DYN_WORKERS__MOCKER__ENGINE__OUTPUT="random",
     )
-    engine.until("serving by-flag")
+    engine.found("serving by-flag")
     assert frontend.until(lambda: served(frontend, "by-flag", engine), 10)
 
     status, answer = ask(frontend, "by-flag", "again", max_tokens=20)
@@ -285,7 +222,7 @@ def test_the_program_of_the_documentation_runs_as_it_stands(frontend: Any, alone
         *("--set", "workers.my_engine.grace_period=0"),
         script=files["my_engine.py"],
     )
-    engine.until("serving echo")
+    engine.found("serving echo")
     assert frontend.until(lambda: served(frontend, "echo", engine), 10)
     status, answer = ask(frontend, "echo", "Hello")
 
@@ -293,39 +230,20 @@ def test_the_program_of_the_documentation_runs_as_it_stands(frontend: Any, alone
     assert engine.end() == 0
 
 
-@pytest.mark.parametrize(
-    ("main", "code", "words"),
-    [
-        (
-            """
+def test_an_engine_that_does_not_start_is_cleaned_up_once_and_its_reason_is_told(alone: Start) -> None:
+    failing = """
+from dynamo_core import BackendError
 async def start(self, worker_id):
     raise BackendError.CannotConnect("no accelerator was found")
 Parrot.start = start
-""",
-            1,
-            "not started: Backend(CannotConnect): no accelerator was found",
-        ),
-        (
-            """
-async def start(self, worker_id):
-    return EngineConfig(model="")
-Parrot.start = start
-""",
-            1,
-            "not started: Backend(InvalidArgument): EngineConfig.model is empty",
-        ),
-    ],
-    ids=["start-raises", "no-model"],
-)
-def test_an_engine_that_does_not_start_is_cleaned_up_once_and_its_reason_is_told(
-    alone: Start, main: str, code: int, words: str
-) -> None:
-    engine = alone(script=parrot(main="from dynamo_core import BackendError\n" + main + MAIN))
+"""
+    engine = alone(script=parrot(main=failing + MAIN))
 
-    assert engine.wait() == code
+    assert engine.wait() == 1
+    engine.end()
     assert engine.said == ["cleanup"]
-    assert words in engine.log[-1]
-    assert "Traceback" not in "\n".join(engine.log)
+    assert "not started: Backend(CannotConnect): no accelerator was found" in engine.lines[-1]
+    assert "Traceback" not in engine.log
 
 
 @pytest.mark.parametrize(
@@ -354,39 +272,3 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(
     [told] = [line for line in said.splitlines() if line.startswith("dynamo: ")]
     assert complaint in told
     assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--model-path", "/nowhere"], "model folder /nowhere does not exist"),
-        (["--custom-jinja-template", "/nowhere.jinja"], "chat template /nowhere.jinja does not exist"),
-    ],
-)
-def test_a_file_that_is_not_there_is_one_line_and_exit_code_2(alone: Start, words: list[str], complaint: str) -> None:
-    engine = alone("-m", "dynamo_plugin_engine_mocker", *words)
-
-    assert engine.wait() == 2
-    told = [line for line in engine.log if line.startswith("dynamo: ")]
-    assert len(told) == 1
-    assert complaint in told[0]
-    assert "Traceback" not in "\n".join(engine.log)
-
-
-def test_a_template_given_by_flag_is_the_one_that_chats_are_made_with(
-    frontend: Any, alone: Start, tmp_path: Path
-) -> None:
-    template = tmp_path / "own.jinja"
-    template.write_text("<{{ messages[0]['content'] }}>")
-    engine = alone(
-        *("-m", "dynamo_plugin_engine_mocker", "--output", "echo", "--custom-jinja-template", str(template)),
-        *("--set", "workers.mocker.grace_period=0"),
-    )
-    engine.until("serving mocker-model")
-    assert frontend.until(lambda: served(frontend, "mocker-model", engine), 10)
-
-    body = {"model": "mocker-model", "messages": [{"role": "user", "content": "hi"}]}
-    status, _, answer = frontend.request("POST", "/v1/chat/completions", body)
-
-    assert (status, json.loads(answer)["choices"][0]["message"]["content"]) == (200, "<hi>")
-    assert engine.end() == 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -13,17 +12,18 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from itertools import count, permutations
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 from dynamo_testing.ports import free_port
+
+from tests.e2e.conftest import Process, clean_environment
 
 DEADLINE = 60.0
 MODULE = "dynamo_plugin_router_slot_tracker"
@@ -39,52 +39,19 @@ def resident(tracker: Tracker) -> int:
     return int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0])
 
 
-class Tracker:
+class Tracker(Process):
     """A running service. Without other options it listens on a free port of the loopback."""
 
     def __init__(self, *options: str, ready: str = "ready for requests", trust: ssl.SSLContext | None = None) -> None:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("DYN_", "SLOT_TRACKER_"))}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", MODULE, *(options or ("--host", "127.0.0.1", "--port", "0"))],
-            env=kept | {"PYTHONUNBUFFERED": "1"},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-        )
+        env = {key: value for key, value in clean_environment().items() if not key.startswith("SLOT_TRACKER_")}
+        super().__init__(["-m", MODULE, *(options or ("--host", "127.0.0.1", "--port", "0"))], env)
         self._trust = trust
-        self._lines: list[str] = []
-        self._grown = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self.port = int(self.found(ready + r" at https?://[\d.]+:(\d+)"))
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            with self._grown:
-                self._lines.append(line)
-                self._grown.notify_all()
-
-    @property
-    def log(self) -> str:
-        return "".join(self._lines)
-
-    def found(self, pattern: str) -> str:
-        """What the pattern's group matches in the log, once it does."""
-        with self._grown:
-            matched = self._grown.wait_for(
-                lambda: re.search(pattern, self.log) or self.process.poll() is not None, DEADLINE
-            )
-        match = re.search(pattern, self.log)
-        if match is None:
-            self.end()
-            pytest.fail(f"{pattern!r} is not in the log ({matched}):\n{self.log}")
-        return match[1]
+        self.port = int(self.found(ready + r" at https?://[\d.]+:(\d+)")[1])
 
     @property
     def sync(self) -> str:
         """The endpoint on which replicas are told."""
-        return self.found(r"replicas are told at (tcp://\S+)")
+        return self.found(r"replicas are told at (tcp://\S+)")[1]
 
     def ask(
         self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, **headers: str
@@ -138,20 +105,6 @@ class Tracker:
     def blocks(self, model: str, hashes: list[int]) -> int:
         return self.potential(model, hashes)[7, 0]["potential_decode_blocks"]
 
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Ends the process; its exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        try:
-            return self.process.wait(DEADLINE)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait(5)
-        finally:
-            self._reader.join(5)
-            assert self.process.stderr is not None
-            self.process.stderr.close()
-
 
 def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
     """Returns once the condition holds."""
@@ -204,26 +157,18 @@ def synced() -> Iterator[Tracker]:
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[list[Tracker]]:
-    """Three services with synchronization, which do not listen to each other but within a test."""
+def synced_pair() -> Iterator[tuple[Tracker, Tracker]]:
+    """Two services with synchronization, which do not listen to each other but within a test."""
     for start in _trackers():
-        yield [start(*local(*SYNC, "--metrics")) for _ in range(3)]
+        yield start(*local(*SYNC, "--metrics")), start(*local(*SYNC))
 
 
 @pytest.fixture
-def pair(three: list[Tracker]) -> Iterator[tuple[Tracker, Tracker]]:
+def pair(synced_pair: tuple[Tracker, Tracker]) -> Iterator[tuple[Tracker, Tracker]]:
     """A service that tells, and one that listens to it."""
-    teller, listener, _ = three
+    teller, listener = synced_pair
     with listening(listener, teller):
         yield teller, listener
-
-
-@pytest.fixture
-def model(tracker: Tracker) -> str:
-    """A model with worker 7, which has one rank."""
-    name = next(names)
-    assert tracker.register(name) == (201, OK)
-    return name
 
 
 def local(*options: str) -> tuple[str, ...]:
@@ -315,13 +260,6 @@ def test_it_is_a_command_of_dynamo_too(dynamo: Callable[..., Result]) -> None:
     assert all(f"--replica-sync-{name}" in done.stdout for name in ("bind", "advertise", "peers"))
 
 
-def test_health_has_an_empty_body_and_is_about_liveness_only(synced: Tracker) -> None:
-    status, _, body = synced.exchange("GET", "/health")
-
-    assert synced.get("/workers") == []
-    assert (status, body) == (200, b"")
-
-
 def test_ctrl_c_ends_it_in_order_and_the_registry_is_empty_after_a_restart(start: Start) -> None:
     place = ("--host", "127.0.0.1", "--port", str(free_port()))
     first = start(*place)
@@ -331,6 +269,9 @@ def test_ctrl_c_ends_it_in_order_and_the_registry_is_empty_after_a_restart(start
 
     second = start(*place)
 
+    # Health is about liveness only.
+    status, _, body = second.exchange("GET", "/health")
+    assert (status, body) == (200, b"")
     assert second.get("/workers") == []
     assert second.get("/loads") == []
 
@@ -346,49 +287,379 @@ def test_a_request_that_nobody_frees_expires(start: Start) -> None:
     assert tracker.add("m", "old") == (201, OK)
 
 
-# Workers.
+# Calls.
 
 
-def test_a_worker_is_registered_once(tracker: Tracker) -> None:
-    name = next(names)
-
-    assert tracker.register(name, dp_size=2) == (201, OK)
-    assert tracker.register(name, dp_start=2, dp_size=2) == (
-        409,
-        {"error": f"worker 7 already registered for model={name} tenant_id=default"},
-    )
-    assert [load["dp_rank"] for load in tracker.get(f"/loads?model_name={name}")] == [0, 1]
+#: The path, and the body of a POST. ``$m`` stands for a model that no other test has.
+Call = tuple[str, Mapping[str, Any] | bytes | None]
+#: A call, with the status and the answer that follow: all of it, or a part of the text of its error.
+Step = tuple[Call, int, Any]
 
 
-@pytest.mark.parametrize(
-    ("facts", "text"),
-    [
-        ({"block_size": 0}, "block_size must be greater than 0"),
-        ({"dp_size": 0}, "dp_size must be greater than 0"),
-        ({"dp_start": 4294967295, "dp_size": 1}, "dp range overflows u32: start=4294967295 size=1"),
-        # What is wrong with the sizes comes first.
-        ({"block_size": 0, "dp_size": 0, "dp_start": 4294967295}, "block_size must be greater than 0"),
-    ],
-)
-def test_sizes_and_range_of_a_worker_are_checked(tracker: Tracker, facts: dict[str, int], text: str) -> None:
-    name = next(names)
-
-    assert tracker.register(name, **facts) == (400, {"error": text})
-    assert tracker.get(f"/workers?model_name={name}") == []
+def register(worker_id: int | str = 7, model_name: str = "$m", **more: Any) -> Call:
+    facts = {"block_size": 16, "dp_start": 0, "dp_size": 1} | more
+    return "/register", {"worker_id": worker_id, "model_name": model_name, **facts}
 
 
-def test_the_last_ranks_of_all_can_be_registered(tracker: Tracker) -> None:
-    name = next(names)
-
-    assert tracker.register(name, dp_start=4294967293, dp_size=2) == (201, OK)
-    assert [load["dp_rank"] for load in tracker.get(f"/loads?model_name={name}")] == [4294967293, 4294967294]
+def unregister(worker_id: int | str = 7, model_name: str = "$m", **more: Any) -> Call:
+    return "/unregister", {"worker_id": worker_id, "model_name": model_name, **more}
 
 
-def test_more_ranks_than_can_be_held_are_refused(tracker: Tracker) -> None:
-    status, body = tracker.register(next(names), dp_size=4294967295)
+def add(request_id: str = "r", hashes: Sequence[int] = (), **more: Any) -> Call:
+    where = {"model_name": "$m", "worker_id": 7, "dp_rank": 0} | more
+    return "/add", {"request_id": request_id, "sequence_hashes": list(hashes), **where}
 
-    assert status == 400
-    assert body["error"].startswith("dp_size 4294967295 is too large")
+
+def prefilled(request_id: str = "r", model_name: str = "$m") -> Call:
+    return "/prefill_complete", {"model_name": model_name, "request_id": request_id}
+
+
+def free(request_id: str = "r", model_name: str = "$m") -> Call:
+    return "/free", {"model_name": model_name, "request_id": request_id}
+
+
+def project(hashes: Sequence[int] = (), model_name: str = "$m", **more: Any) -> Call:
+    return "/potential_loads", {"model_name": model_name, "sequence_hashes": list(hashes), **more}
+
+
+def raw(path: str, text: str) -> Call:
+    return path, text.encode()
+
+
+def error(text: str) -> dict[str, str]:
+    return {"error": text}
+
+
+def worker(worker_id: int = 7, tenant_id: str = "default", model_name: str = "$m", **more: int) -> dict[str, Any]:
+    facts = {"block_size": 16, "dp_start": 0, "dp_size": 1} | more
+    return {"worker_id": worker_id, "model_name": model_name, "tenant_id": tenant_id, **facts}
+
+
+def load(tokens: int = 0, blocks: int = 0, worker_id: int = 7, **more: Any) -> dict[str, Any]:
+    row = {"model_name": "$m", "tenant_id": "default", "worker_id": worker_id, "dp_rank": 0} | more
+    return {**row, "active_prefill_tokens": tokens, "active_decode_blocks": blocks}
+
+
+def potential(tokens: int, blocks: int, requests: int, worker_id: int = 7, dp_rank: int = 0) -> dict[str, int]:
+    row = {"worker_id": worker_id, "dp_rank": dp_rank, "active_requests": requests}
+    return {**row, "potential_prefill_tokens": tokens, "potential_decode_blocks": blocks}
+
+
+#: The loads and the workers of a test's model.
+LOADS: Call = ("/loads?model_name=$m", None)
+WORKERS: Call = ("/workers?model_name=$m", None)
+REGISTERED: Step = (register(), 201, OK)
+NOBODY = error("no slot tracker for model=$m-unknown tenant_id=default")
+LARGEST = 2**32 - 1
+
+WORKER_CALLS: dict[str, Sequence[Step]] = {
+    "a worker is registered once, with the default tenant": (
+        (register(dp_size=2), 201, OK),
+        (register(dp_start=2, dp_size=2), 409, error("worker 7 already registered for model=$m tenant_id=default")),
+        (LOADS, 200, [load(), load(dp_rank=1)]),
+        (WORKERS, 200, [worker(dp_size=2)]),
+    ),
+    "sizes and range are checked, the sizes first": (
+        (register(block_size=0, dp_size=0, dp_start=LARGEST), 400, error("block_size must be greater than 0")),
+        (register(dp_size=0), 400, error("dp_size must be greater than 0")),
+        (register(dp_start=LARGEST), 400, error(f"dp range overflows u32: start={LARGEST} size=1")),
+        (register(dp_size=LARGEST), 400, f"dp_size {LARGEST} is too large"),
+        (WORKERS, 200, []),
+        (register(dp_start=LARGEST - 2, dp_size=2), 201, OK),
+        (LOADS, 200, [load(dp_rank=LARGEST - 2), load(dp_rank=LARGEST - 1)]),
+    ),
+    "workers of a model and tenant have one block size": (
+        REGISTERED,
+        (
+            register(8, block_size=32),
+            409,
+            error("block_size mismatch for model=$m tenant_id=default: existing=16, requested=32"),
+        ),
+        (register(8, block_size=32, tenant_id="other"), 201, OK),
+    ),
+    "ids of workers are scoped by model and tenant": (
+        REGISTERED,
+        (register(tenant_id="other"), 201, OK),
+        (register(model_name="$m-2"), 201, OK),
+        (add("r", [1, 2], tenant_id="other"), 201, OK),
+        (LOADS, 200, [load(), load(0, 2, tenant_id="other")]),
+    ),
+    "unregistering removes the range and its requests at once": (
+        (register(dp_size=2), 201, OK),
+        (register(8), 201, OK),
+        (add("r0", [1, 2], new_isl_tokens=9), 201, OK),
+        (add("r1", [1, 2], dp_rank=1), 201, OK),
+        (unregister(), 200, OK),
+        (LOADS, 200, [load(worker_id=8)]),
+        (register(dp_size=2), 201, OK),
+        (LOADS, 200, [load(), load(dp_rank=1), load(worker_id=8)]),
+        # The ids are free again.
+        (add("r0"), 201, OK),
+    ),
+    "unregistering a worker that is not there is a 404": (
+        REGISTERED,
+        (unregister(70), 404, error("worker 70 not found for model=$m tenant_id=default")),
+        (unregister(70, "$m-2"), 404, error("worker 70 not found for model=$m-2 tenant_id=default")),
+    ),
+    "a worker may be named by the text that other surfaces show": (
+        (register("7f00000000000001"), 201, OK),
+        (register(0x7F00000000000001), 409, "already registered"),
+        (add(worker_id="7f00000000000001"), 201, OK),
+        (project([1]), 200, [potential(0, 1, 1, 0x7F00000000000001)]),
+        (unregister("7F00000000000001"), 200, OK),
+    ),
+    "both lists are sorted by model, tenant, worker and rank": (
+        (register(10, tenant_id="t", dp_size=2), 201, OK),
+        (register(9, tenant_id="t"), 201, OK),
+        (register(11, tenant_id="a"), 201, OK),
+        (WORKERS, 200, [worker(11, "a"), worker(9, "t"), worker(10, "t", dp_size=2)]),
+        (
+            LOADS,
+            200,
+            [
+                load(worker_id=11, tenant_id="a"),
+                *(load(worker_id=number, tenant_id="t", dp_rank=rank) for number, rank in ((9, 0), (10, 0), (10, 1))),
+            ],
+        ),
+    ),
+    "filters are independent": (
+        *((register(1, f"$m-{model}", tenant_id=f"$m-{tenant}"), 201, OK) for model in "ba" for tenant in "yx"),
+        (("/workers?tenant_id=$m-y", None), 200, [worker(1, "$m-y", "$m-a"), worker(1, "$m-y", "$m-b")]),
+        (("/workers?model_name=$m-a", None), 200, [worker(1, "$m-x", "$m-a"), worker(1, "$m-y", "$m-a")]),
+        (("/workers?model_name=$m-b&tenant_id=$m-x&other=1", None), 200, [worker(1, "$m-x", "$m-b")]),
+        (
+            ("/loads?tenant_id=$m-y", None),
+            200,
+            [load(worker_id=1, tenant_id="$m-y", model_name=f"$m-{model}") for model in "ab"],
+        ),
+        (("/loads?model_name=$m-nope", None), 200, []),
+        (
+            ("/loads?tenant_id=x&tenant_id=y", None),
+            400,
+            error("Failed to deserialize query string: duplicate field `tenant_id`"),
+        ),
+    ),
+    "a model may have no name": ((register(model_name=""), 201, OK), (unregister(model_name=""), 200, OK)),
+}
+
+REQUEST_CALLS: dict[str, Sequence[Step]] = {
+    "a request counts until it is freed": (
+        REGISTERED,
+        (add("r", [101, -22, 303], new_isl_tokens=48), 201, OK),
+        (LOADS, 200, [load(48, 3)]),
+        *[(prefilled(), 200, OK), (LOADS, 200, [load(0, 3)])] * 2,
+        (free(), 200, OK),
+        (LOADS, 200, [load()]),
+        (free(), 200, OK),
+        (free("nope"), 200, OK),
+        (prefilled("nope"), 404, error("Request nope not found")),
+    ),
+    "freeing releases the tokens that are left to prefill": (
+        REGISTERED,
+        (add("a", [1], new_isl_tokens=48), 201, OK),
+        (add("b", [1], new_isl_tokens=30), 201, OK),
+        (add("c", [1]), 201, OK),
+        (LOADS, 200, [load(78, 1)]),
+        (free("a"), 200, OK),
+        (LOADS, 200, [load(30, 1)]),
+    ),
+    "hashes must be given and may be none": (
+        REGISTERED,
+        (("/add", {"model_name": "$m", "request_id": "r", "worker_id": 7, "dp_rank": 0}), 422, "`sequence_hashes`"),
+        (add(), 201, OK),
+        (project(), 200, [potential(0, 0, 1)]),
+    ),
+    "hashes are all signed 64-bit numbers": (
+        REGISTERED,
+        (add("r", [-1, -(2**63), 2**63 - 1, 0]), 201, OK),
+        (project([-1, -(2**63), 2**63 - 1, 0]), 200, [potential(0, 4, 1)]),
+        *((add("other", [outside]), 422, "sequence_hashes") for outside in (2**63, -(2**63) - 1, 2**64 - 1)),
+    ),
+    "an id is taken while its request is active, which counts once": (
+        REGISTERED,
+        (add("r", [1]), 201, OK),
+        (
+            add("r", [2]),
+            409,
+            error("Request r already exists (assigned to worker WorkerWithDpRank { worker_id: 7, dp_rank: 0 })"),
+        ),
+        (LOADS, 200, [load(0, 1)]),
+    ),
+    "unknown models, workers and ranks are 404": (
+        REGISTERED,
+        (add(model_name="$m-unknown"), 404, NOBODY),
+        (prefilled("r", "$m-unknown"), 404, NOBODY),
+        (free("r", "$m-unknown"), 404, NOBODY),
+        (project([], "$m-unknown"), 404, NOBODY),
+        (add(worker_id=99), 404, error("Worker WorkerWithDpRank { worker_id: 99, dp_rank: 0 } not found")),
+        (add(dp_rank=1), 404, "not found"),
+        (add(tenant_id="other"), 404, "tenant_id=other"),
+    ),
+    "a call that comes before its add is forgotten": (
+        REGISTERED,
+        (free("late"), 200, OK),
+        (prefilled("late"), 404, error("Request late not found")),
+        (add("late", [1, 2], new_isl_tokens=5), 201, OK),
+        (LOADS, 200, [load(5, 2)]),
+    ),
+}
+
+LOAD_CALLS: dict[str, Sequence[Step]] = {
+    "blocks of a common prefix count once": (
+        REGISTERED,
+        (add("a", [1, 2, 3]), 201, OK),
+        (add("b", [1, 2, 4, 5]), 201, OK),
+        (LOADS, 200, [load(0, 5)]),
+        (free("a"), 200, OK),
+        (LOADS, 200, [load(0, 4)]),
+        (add("c", [9, 9, 9]), 201, OK),
+        (LOADS, 200, [load(0, 5)]),
+    ),
+    "a projection adds only blocks after a common prefix": (
+        REGISTERED,
+        (add("r", [101, -22, 303]), 201, OK),
+        *(
+            (project(hashes), 200, [potential(0, blocks, 1)])
+            for hashes, blocks in (
+                ([101, -22, 303, 404], 4),
+                ([-22, 101], 5),
+                ([101, 303], 4),
+                ([101, 5, 303], 5),
+                ([5, 5], 4),
+                ([], 3),
+            )
+        ),
+    ),
+    "projections are those of the document, one for each rank, and reserve nothing": (
+        REGISTERED,
+        (register(8, dp_start=4, dp_size=2), 201, OK),
+        (add("r", [101, -22, 303], new_isl_tokens=48), 201, OK),
+        *[
+            (
+                project([101, -22, 303, 404], new_isl_tokens=48),
+                200,
+                [potential(96, 4, 1), potential(48, 4, 0, 8, 4), potential(48, 4, 0, 8, 5)],
+            )
+        ]
+        * 2,
+        (add("s", [101]), 201, OK),
+        (project([]), 200, [potential(48, 3, 2), potential(0, 0, 0, 8, 4), potential(0, 0, 0, 8, 5)]),
+        (free("r"), 200, OK),
+        (project([]), 200, [potential(0, 1, 1), potential(0, 0, 0, 8, 4), potential(0, 0, 0, 8, 5)]),
+    ),
+    "a worker may be gone between projection and add": (
+        REGISTERED,
+        (register(8), 201, OK),
+        (project(), 200, [potential(0, 0, 0), potential(0, 0, 0, 8)]),
+        (unregister(), 200, OK),
+        (add(), 404, "not found"),
+        (project(), 200, [potential(0, 0, 0, 8)]),
+        (add(worker_id=8), 201, OK),
+    ),
+}
+
+
+def misfit(text: str) -> str:
+    return f"Failed to deserialize the JSON body into the target type: {text} at line 1 column "
+
+
+BAD_CALLS: dict[str, Sequence[Step]] = {
+    "malformed JSON is a 400 with its place": (
+        (
+            raw("/add", '{"model_name": '),
+            400,
+            error("Failed to parse the request body as JSON: unexpected end of the text at line 1 column 15"),
+        ),
+    ),
+    "a wrong value is a 422 that names it": (
+        *(
+            (register(**change), 422, misfit(text))
+            for change, text in (
+                ({"dp_start": None}, "dp_start: expected `int`, got `null`"),
+                ({"worker_id": "7"}, "worker_id: expected `str` matching regex '^[0-9a-fA-F]{16}$'"),
+                ({"worker_id": 1.0}, "worker_id: expected `int | str`, got `float`"),
+                ({"worker_id": -1}, "worker_id: expected `int` >= 0"),
+                ({"worker_id": 2**64}, "worker_id: expected `int` <= 18446744073709551615"),
+                ({"block_size": 2**32}, "block_size: expected `int` <= 4294967295"),
+                ({"tenant_id": None}, "tenant_id: expected `str`, got `null`"),
+                ({"model_name": 1}, "model_name: expected `str`, got `int`"),
+            )
+        ),
+    ),
+    "a missing field is a 422 that names it": (
+        *(
+            (
+                ("/register", {name: value for name, value in worker().items() if name not in ("tenant_id", field)}),
+                422,
+                f"missing field `{field}` at line 1 column",
+            )
+            for field in ("worker_id", "model_name", "block_size", "dp_start", "dp_size")
+        ),
+    ),
+    "a repeated field and minus zero are 422 and change nothing": (
+        REGISTERED,
+        (add("a", [1]), 201, OK),
+        (raw("/free", '{"model_name":"$m","request_id":"a","request_id":"b"}'), 422, "duplicate field `request_id`"),
+        (
+            raw("/potential_loads", '{"model_name":"$m","sequence_hashes":[1,-0]}'),
+            422,
+            "sequence_hashes[1]: expected `int`, got `float`",
+        ),
+        (LOADS, 200, [load(0, 1)]),
+    ),
+    "unknown fields are ignored": ((register(more=1), 201, OK), (unregister(more=1), 200, OK)),
+    "unknown routes are 404 and wrong methods 405": (
+        (("/nope", None), 404, error("route not found")),
+        (raw("/add/", "{}"), 404, error("route not found")),
+        (("/register", None), 405, error("method not allowed")),
+        (("/loads", {}), 405, error("method not allowed")),
+        # They are there only if they are asked for.
+        (("/metrics", None), 404, error("route not found")),
+        (("/snapshot", None), 404, error("route not found")),
+    ),
+    "a body above 2 MiB is a 413": (
+        REGISTERED,
+        (raw("/free", '{"model_name":"$m","request_id":"r"}'.ljust(2_000_000)), 200, OK),
+        (
+            raw("/free", "{}".ljust(2 * 1024 * 1024 + 1)),
+            413,
+            error("Failed to buffer the request body: length limit exceeded"),
+        ),
+    ),
+    "a body full of small hashes is refused unless the bound is raised": (
+        REGISTERED,
+        (add("r", [1] * 200_000), 400, "at most 131072 are taken"),
+        # Hashes as they are, of 64 bits: more than these do not fit into a body.
+        (add("r", range(2**62, 2**62 + 90_000)), 201, OK),
+    ),
+}
+
+
+CASES = {**WORKER_CALLS, **REQUEST_CALLS, **LOAD_CALLS, **BAD_CALLS}
+
+
+@pytest.mark.parametrize("steps", CASES.values(), ids=CASES)
+def test_calls_are_answered_as_documented(tracker: Tracker, steps: Sequence[Step]) -> None:
+    model = next(names)
+
+    def named(value: Any) -> Any:
+        return json.loads(json.dumps(value).replace("$m", model))
+
+    for (path, body), status, expected in steps:
+        if isinstance(body, bytes):
+            told = tracker.ask("POST", path, raw=body.replace(b"$m", model.encode()))
+        elif body is None:
+            told = tracker.ask("GET", named(path))
+        else:
+            told = tracker.ask("POST", path, named(body))
+        assert told[0] == status, told
+        if isinstance(expected, str):
+            assert named(expected) in told[1]["error"]
+        elif path == "/potential_loads" and status == 200:
+            # Every rank is there, in whatever order.
+            assert sorted(told[1], key=lambda row: (row["worker_id"], row["dp_rank"])) == expected
+        else:
+            assert told[1] == named(expected)
 
 
 def test_bounds_on_tenants_and_hashes_are_400(start: Start) -> None:
@@ -430,389 +701,6 @@ def test_memory_is_bounded_however_much_is_added(start: Start) -> None:
     assert tracker.add("m", "r", range(1000), tenant_id="other") == (201, OK)
 
 
-def test_a_body_full_of_small_hashes_is_refused_unless_the_bound_is_raised(tracker: Tracker, model: str) -> None:
-    status, body = tracker.add(model, "r", [1] * 200_000)
-
-    assert (status, "at most 131072 are taken" in body["error"]) == (400, True)
-    # Hashes as they are, of 64 bits: more than these do not fit into a body.
-    assert tracker.add(model, "r", range(2**62, 2**62 + 90_000)) == (201, OK)
-
-
-def test_workers_of_a_model_and_tenant_have_one_block_size(tracker: Tracker, model: str) -> None:
-    assert tracker.register(model, 8, block_size=32) == (
-        409,
-        {"error": f"block_size mismatch for model={model} tenant_id=default: existing=16, requested=32"},
-    )
-    # Another tenant is another matter.
-    assert tracker.register(model, 8, block_size=32, tenant_id="other") == (201, OK)
-
-
-def test_worker_ids_are_scoped_by_model_and_tenant(tracker: Tracker, model: str) -> None:
-    assert tracker.register(model, 7, tenant_id="other") == (201, OK)
-    assert tracker.register(next(names), 7) == (201, OK)
-
-    assert tracker.add(model, "r", [1, 2], tenant_id="other") == (201, OK)
-
-    loads = tracker.get(f"/loads?model_name={model}")
-    assert [(load["tenant_id"], load["active_decode_blocks"]) for load in loads] == [("default", 0), ("other", 2)]
-
-
-def test_the_tenant_is_default_unless_given(tracker: Tracker, model: str) -> None:
-    assert [worker["tenant_id"] for worker in tracker.get(f"/workers?model_name={model}")] == ["default"]
-
-
-def test_unregistering_removes_the_range_and_its_requests_at_once(tracker: Tracker) -> None:
-    name = next(names)
-    tracker.register(name, dp_size=2)
-    tracker.register(name, 8)
-    for rank in (0, 1):
-        assert tracker.add(name, f"r{rank}", [1, 2], dp_rank=rank, new_isl_tokens=9)[0] == 201
-
-    assert tracker.post("/unregister", worker_id=7, model_name=name) == (200, OK)
-
-    assert [load["worker_id"] for load in tracker.get(f"/loads?model_name={name}")] == [8]
-    assert tracker.register(name, dp_size=2) == (201, OK)
-    loads = tracker.get(f"/loads?model_name={name}")
-    assert {(load["active_prefill_tokens"], load["active_decode_blocks"]) for load in loads} == {(0, 0)}
-    # The ids are free again.
-    assert tracker.add(name, "r0") == (201, OK)
-
-
-def test_unregistering_who_is_not_there_is_404(tracker: Tracker, model: str) -> None:
-    for name in (model, next(names)):
-        assert tracker.post("/unregister", worker_id=70, model_name=name) == (
-            404,
-            {"error": f"worker 70 not found for model={name} tenant_id=default"},
-        )
-
-
-def test_workers_have_the_documented_fields_and_are_sorted(tracker: Tracker) -> None:
-    a, b = (next(names) for _ in range(2))
-    # As texts are sorted, whatever their numbers.
-    a, b = sorted((a, b))
-    for name, tenant, worker in ((b, "t", 1), (b, "a", 2), (a, "t", 10), (a, "t", 9)):
-        assert tracker.register(name, worker, tenant_id=tenant, dp_size=2)[0] == 201
-
-    def rows(path: str, *fields: str) -> list[tuple[Any, ...]]:
-        """Those of all models, and of these two."""
-        listed = tracker.get(path)
-        everything = [tuple(one[field] for field in fields) for one in listed]
-        assert everything == sorted(everything)
-        return [row for row in everything if row[0] in (a, b)]
-
-    assert {
-        "worker_id": 9, "model_name": a, "tenant_id": "t", "block_size": 16, "dp_start": 0, "dp_size": 2,
-    } in tracker.get("/workers")  # fmt: skip
-    assert rows("/workers", "model_name", "tenant_id", "worker_id") == [
-        (a, "t", 9), (a, "t", 10), (b, "a", 2), (b, "t", 1),
-    ]  # fmt: skip
-    assert rows("/loads", "model_name", "tenant_id", "worker_id", "dp_rank") == [
-        (a, "t", 9, 0), (a, "t", 9, 1), (a, "t", 10, 0), (a, "t", 10, 1),
-        (b, "a", 2, 0), (b, "a", 2, 1), (b, "t", 1, 0), (b, "t", 1, 1),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("path", ["/workers", "/loads"])
-def test_filters_are_independent(tracker: Tracker, path: str) -> None:
-    own = next(names)
-    for name in ("a", "b"):
-        for tenant in ("x", "y"):
-            tracker.register(f"{own}-{name}", tenant_id=f"{own}-{tenant}")
-
-    def listed(query: str) -> list[str]:
-        """Model and tenant of the workers of this test."""
-        return [
-            one["model_name"][-1] + one["tenant_id"][-1]
-            for one in tracker.get(path + query.replace("=", f"={own}-"))
-            if one["model_name"].startswith(f"{own}-")
-        ]
-
-    assert listed("") == ["ax", "ay", "bx", "by"]
-    assert listed("?model_name=a") == ["ax", "ay"]
-    assert listed("?tenant_id=y") == ["ay", "by"]
-    assert listed("?model_name=b&tenant_id=x&other=1") == ["bx"]
-    assert tracker.get(f"{path}?model_name=nope") == []
-    assert tracker.ask("GET", f"{path}?tenant_id=x&tenant_id=y") == (
-        400,
-        {"error": "Failed to deserialize query string: duplicate field `tenant_id`"},
-    )
-
-
-# Requests.
-
-
-def test_an_added_request_counts_until_it_is_freed(tracker: Tracker, model: str) -> None:
-    assert tracker.add(model, "r", [101, -22, 303], new_isl_tokens=48) == (201, OK)
-    assert tracker.load(model) == (48, 3)
-
-    assert tracker.post("/prefill_complete", model_name=model, request_id="r") == (200, OK)
-    assert tracker.load(model) == (0, 3)
-
-    assert tracker.post("/free", model_name=model, request_id="r") == (200, OK)
-    assert tracker.load(model) == (0, 0)
-
-
-def test_freeing_releases_what_is_left_to_prefill(tracker: Tracker, model: str) -> None:
-    tracker.add(model, "r", [1], new_isl_tokens=48)
-
-    assert tracker.post("/free", model_name=model, request_id="r") == (200, OK)
-
-    assert tracker.load(model) == (0, 0)
-
-
-def test_hashes_must_be_given_and_may_be_none(tracker: Tracker, model: str) -> None:
-    body = {"model_name": model, "request_id": "r", "worker_id": 7, "dp_rank": 0}
-
-    status, error = tracker.post("/add", **body)
-
-    assert (status, "missing field `sequence_hashes`" in error["error"]) == (422, True)
-    assert tracker.add(model, "r", []) == (201, OK)
-    assert tracker.potential(model, [])[7, 0]["active_requests"] == 1
-
-
-def test_hashes_are_all_signed_64_bit_numbers(tracker: Tracker, model: str) -> None:
-    ends = [-1, -(2**63), 2**63 - 1, 0]
-    assert tracker.add(model, "r", ends) == (201, OK)
-
-    assert tracker.blocks(model, ends) == 4
-    for outside in (2**63, -(2**63) - 1, 2**64 - 1):
-        assert tracker.add(model, "other", [outside])[0] == 422
-
-
-def test_a_prefix_is_shared_and_what_comes_after_it_is_not(tracker: Tracker, model: str) -> None:
-    tracker.add(model, "r", [101, -22, 303])
-
-    assert tracker.blocks(model, [101, -22, 303, 404]) == 4
-    assert tracker.blocks(model, [-22, 101]) == 5
-    assert tracker.blocks(model, [101, 303]) == 4
-    assert tracker.blocks(model, [101, 5, 303]) == 5
-    assert tracker.blocks(model, [5, 101]) == 5
-    assert tracker.blocks(model, []) == 3
-
-
-def test_tokens_are_none_unless_given_and_then_count(tracker: Tracker, model: str) -> None:
-    tracker.add(model, "a", [1])
-    assert tracker.load(model) == (0, 1)
-
-    tracker.add(model, "b", [1], new_isl_tokens=30)
-    tracker.add(model, "c", [1], new_isl_tokens=12)
-    assert tracker.load(model) == (42, 1)
-
-
-def test_an_id_is_taken_while_its_request_is_active(tracker: Tracker, model: str) -> None:
-    tracker.add(model, "r", [1])
-
-    assert tracker.add(model, "r", [2]) == (
-        409,
-        {"error": "Request r already exists (assigned to worker WorkerWithDpRank { worker_id: 7, dp_rank: 0 })"},
-    )
-    # Whoever repeats an /add whose answer was lost learns that it was taken, and it counts once.
-    assert tracker.load(model) == (0, 1)
-
-
-def test_unknown_models_and_ranks_are_404(tracker: Tracker, model: str) -> None:
-    unknown = next(names)
-    nobody = {"error": f"no slot tracker for model={unknown} tenant_id=default"}
-
-    assert tracker.add(unknown) == (404, nobody)
-    assert tracker.post("/prefill_complete", model_name=unknown, request_id="r") == (404, nobody)
-    assert tracker.post("/free", model_name=unknown, request_id="r") == (404, nobody)
-    assert tracker.post("/potential_loads", model_name=unknown, sequence_hashes=[]) == (404, nobody)
-    assert tracker.add(model, worker_id=99) == (
-        404,
-        {"error": "Worker WorkerWithDpRank { worker_id: 99, dp_rank: 0 } not found"},
-    )
-    assert tracker.add(model, dp_rank=1)[0] == 404
-    assert tracker.add(model, tenant_id="other")[0] == 404
-
-
-def test_completing_again_changes_nothing_and_an_unknown_request_is_404(tracker: Tracker, model: str) -> None:
-    tracker.add(model, "r", [1], new_isl_tokens=5)
-
-    for _ in range(2):
-        assert tracker.post("/prefill_complete", model_name=model, request_id="r") == (200, OK)
-        assert tracker.load(model) == (0, 1)
-    assert tracker.post("/prefill_complete", model_name=model, request_id="nope") == (
-        404,
-        {"error": "Request nope not found"},
-    )
-
-
-def test_free_may_be_repeated_and_may_name_an_unknown_request(tracker: Tracker, model: str) -> None:
-    tracker.add(model, "r", [1])
-
-    for request_id in ("r", "r", "nope"):
-        assert tracker.post("/free", model_name=model, request_id=request_id) == (200, OK)
-    assert tracker.load(model) == (0, 0)
-
-
-def test_what_comes_before_its_add_is_forgotten(tracker: Tracker, model: str) -> None:
-    assert tracker.post("/free", model_name=model, request_id="late") == (200, OK)
-    assert tracker.post("/prefill_complete", model_name=model, request_id="late")[0] == 404
-
-    tracker.add(model, "late", [1, 2], new_isl_tokens=5)
-
-    assert tracker.load(model) == (5, 2)
-
-
-# Loads.
-
-
-def test_blocks_of_a_common_prefix_count_once(tracker: Tracker, model: str) -> None:
-    tracker.add(model, "a", [1, 2, 3])
-    tracker.add(model, "b", [1, 2, 4, 5])
-    assert tracker.load(model) == (0, 5)
-
-    tracker.post("/free", model_name=model, request_id="a")
-
-    assert tracker.load(model) == (0, 4)
-
-
-def test_a_repeated_hash_of_one_request_counts_once(tracker: Tracker, model: str) -> None:
-    assert tracker.blocks(model, [5, 5, 5]) == 1
-
-    tracker.add(model, "r", [5, 5, 5])
-
-    assert tracker.load(model) == (0, 1)
-
-
-def test_loads_have_the_documented_fields(tracker: Tracker, model: str) -> None:
-    tracker.add(model, "r", [101, -22, 303], new_isl_tokens=48)
-
-    assert tracker.get(f"/loads?model_name={model}") == [
-        {
-            "model_name": model, "tenant_id": "default", "worker_id": 7, "dp_rank": 0,
-            "active_prefill_tokens": 48, "active_decode_blocks": 3,
-        }
-    ]  # fmt: skip
-
-
-def test_projections_are_those_of_the_document(tracker: Tracker, model: str) -> None:
-    tracker.register(model, 8, dp_start=4, dp_size=2)
-    tracker.add(model, "r", [101, -22, 303], new_isl_tokens=48)
-
-    loads = tracker.potential(model, [101, -22, 303, 404], new_isl_tokens=48)
-
-    assert loads[7, 0] == {
-        "worker_id": 7, "dp_rank": 0,
-        "potential_prefill_tokens": 96, "potential_decode_blocks": 4, "active_requests": 1,
-    }  # fmt: skip
-    # Every rank is there, in whatever order.
-    assert loads.keys() == {(7, 0), (8, 4), (8, 5)}
-    assert loads[8, 4]["potential_prefill_tokens"] == 48
-    assert loads[8, 4]["potential_decode_blocks"] == 4
-    assert loads[8, 4]["active_requests"] == 0
-
-
-def test_active_requests_are_those_that_are_active_now(tracker: Tracker, model: str) -> None:
-    for number in range(3):
-        tracker.add(model, f"r{number}", [1, 2])
-        assert tracker.potential(model, [])[7, 0]["active_requests"] == number + 1
-    tracker.post("/free", model_name=model, request_id="r1")
-    assert tracker.potential(model, [])[7, 0]["active_requests"] == 2
-
-
-def test_a_projection_reserves_nothing(tracker: Tracker, model: str) -> None:
-    first = tracker.potential(model, [1, 2, 3], new_isl_tokens=10)
-
-    assert tracker.potential(model, [1, 2, 3], new_isl_tokens=10) == first
-    assert tracker.load(model) == (0, 0)
-
-
-def test_a_worker_may_be_gone_between_projection_and_add(tracker: Tracker, model: str) -> None:
-    tracker.register(model, 8)
-    assert tracker.potential(model, [1]).keys() == {(7, 0), (8, 0)}
-    tracker.post("/unregister", worker_id=7, model_name=model)
-
-    assert tracker.add(model, "r", [1])[0] == 404
-
-    assert tracker.potential(model, [1]).keys() == {(8, 0)}
-    assert tracker.add(model, "r", [1], worker_id=8) == (201, OK)
-
-
-def test_a_worker_may_be_named_by_the_text_that_other_surfaces_show(tracker: Tracker) -> None:
-    """An operator copies it from `/health`; answers have the number, as the document says."""
-    model, text = next(names), "7f00000000000001"
-    where = {"model_name": model, "tenant_id": "default"}
-    ranks = {"block_size": 16, "dp_start": 0, "dp_size": 1}
-
-    assert tracker.post("/register", worker_id=text, **where, **ranks) == (201, OK)
-    assert tracker.post("/register", worker_id=int(text, 16), **where, **ranks)[0] == 409
-    assert tracker.add(model, "r", [1], worker_id=text) == (201, OK)
-    assert {rank for rank, _ in tracker.potential(model, [1])} == {int(text, 16)}
-    assert tracker.post("/unregister", worker_id=text.upper(), **where) == (200, OK)
-
-
-# Errors.
-
-
-def test_malformed_json_is_400(tracker: Tracker) -> None:
-    status, body = tracker.ask("POST", "/add", raw=b'{"model_name": ')
-
-    assert status == 400
-    assert body == {"error": "Failed to parse the request body as JSON: unexpected end of the text at line 1 column 15"}
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        ({"dp_start": None}, "dp_start: expected `int`, got `null`"),
-        ({"worker_id": "7"}, "worker_id: expected `str` matching regex '^[0-9a-fA-F]{16}$'"),
-        ({"worker_id": 1.0}, "worker_id: expected `int | str`, got `float`"),
-        ({"worker_id": -1}, "worker_id: expected `int` >= 0"),
-        ({"worker_id": 2**64}, "worker_id: expected `int` <= 18446744073709551615"),
-        ({"block_size": 2**32}, "block_size: expected `int` <= 4294967295"),
-        ({"tenant_id": None}, "tenant_id: expected `str`, got `null`"),
-        ({"model_name": 1}, "model_name: expected `str`, got `int`"),
-    ],
-)
-def test_a_wrong_value_is_422_and_named(tracker: Tracker, change: dict[str, Any], text: str) -> None:
-    body = {"worker_id": 7, "model_name": next(names), "block_size": 16, "dp_start": 0, "dp_size": 2} | change
-
-    status, error = tracker.post("/register", **body)
-
-    assert status == 422
-    assert re.fullmatch(
-        re.escape(f"Failed to deserialize the JSON body into the target type: {text}") + r" at line 1 column \d+",
-        error["error"],
-    )
-
-
-@pytest.mark.parametrize("field", ["worker_id", "model_name", "block_size", "dp_start", "dp_size"])
-def test_a_missing_field_is_422_and_named(tracker: Tracker, field: str) -> None:
-    body = {"worker_id": 7, "model_name": next(names), "block_size": 16, "dp_start": 0, "dp_size": 2}
-    del body[field]
-
-    status, error = tracker.post("/register", **body)
-
-    assert (status, f"missing field `{field}` at line 1 column" in error["error"]) == (422, True)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "text"),
-    [
-        ("/free", '{"model_name":"MODEL","request_id":"a","request_id":"b"}', "duplicate field `request_id`"),
-        (
-            "/potential_loads",
-            '{"model_name":"MODEL","sequence_hashes":[1,-0]}',
-            "sequence_hashes[1]: expected `int`, got `float`",
-        ),
-    ],
-)
-def test_a_repeated_field_and_minus_zero_are_422(tracker: Tracker, model: str, path: str, body: str, text: str) -> None:
-    tracker.add(model, "a", [1])
-
-    status, error = tracker.ask("POST", path, raw=body.replace("MODEL", model).encode())
-
-    assert (status, text in error["error"]) == (422, True)
-    assert tracker.load(model) == (0, 1)
-
-
-def test_unknown_fields_are_ignored_and_a_model_may_have_no_name(tracker: Tracker) -> None:
-    assert tracker.register("", more=1) == (201, OK)
-    assert tracker.post("/unregister", worker_id=7, model_name="", more=1) == (200, OK)
-
-
 @pytest.mark.parametrize(
     ("content_type", "status"),
     [
@@ -822,7 +710,8 @@ def test_unknown_fields_are_ignored_and_a_model_may_have_no_name(tracker: Tracke
         ("application/vnd.of-somebody+json", 200),
     ],
 )
-def test_the_content_type_must_be_json(tracker: Tracker, model: str, content_type: str, status: int) -> None:
+def test_the_content_type_must_be_json(tracker: Tracker, content_type: str, status: int) -> None:
+    model = known_to(tracker)
     body = json.dumps({"model_name": model, "request_id": "r"}).encode()
 
     answer = tracker.ask("POST", "/free", raw=body, content_type=content_type)
@@ -833,139 +722,30 @@ def test_the_content_type_must_be_json(tracker: Tracker, model: str, content_typ
     )
 
 
-def test_a_body_above_2_mib_is_413(tracker: Tracker, model: str) -> None:
-    head = json.dumps({"model_name": model, "request_id": "r"}).encode()
-    limit = 2 * 1024 * 1024
-
-    assert tracker.ask("POST", "/free", raw=head.ljust(limit)) == (200, OK)
-    assert tracker.ask("POST", "/free", raw=head.ljust(limit + 1)) == (
-        413,
-        {"error": "Failed to buffer the request body: length limit exceeded"},
-    )
-
-
-def test_unknown_routes_are_404_and_wrong_methods_405(tracker: Tracker) -> None:
-    assert tracker.ask("GET", "/nope") == (404, {"error": "route not found"})
-    assert tracker.ask("POST", "/add/") == (404, {"error": "route not found"})
-    assert tracker.ask("GET", "/register") == (405, {"error": "method not allowed"})
-    assert tracker.exchange("GET", "/register")[1]["allow"] == "POST"
-    assert tracker.ask("DELETE", "/loads") == (405, {"error": "method not allowed"})
-
-
 # Replicas.
 
 
-def test_lifecycle_events_reach_a_replica(pair: tuple[Tracker, Tracker]) -> None:
-    teller, listener = pair
-    model = known_to(teller, listener)
-
-    teller.add(model, "r", [101, -22, 303], new_isl_tokens=48)
-    until(lambda: listener.load(model) == (48, 3))
-    assert listener.blocks(model, [101, -22, 303, 404]) == 4
-    teller.post("/prefill_complete", model_name=model, request_id="r")
-    until(lambda: listener.load(model) == (0, 3))
-    teller.post("/free", model_name=model, request_id="r")
-    until(lambda: listener.load(model) == (0, 0))
-
-
-def test_peers_are_directional(pair: tuple[Tracker, Tracker]) -> None:
-    teller, listener = pair
-    model = known_to(teller, listener)
-
-    listener.add(model, "here", [1, 2])
-    teller.add(model, "there", [3])
-    until(lambda: listener.load(model) == (0, 3))
-
-    assert teller.load(model) == (0, 1)
-    assert teller.get("/peers") == []
-    assert listener.get("/peers") == [teller.sync]
-
-
-def test_three_replicas_that_all_listen_agree(three: list[Tracker]) -> None:
-    with ExitStack() as stack:
-        for one, other in permutations(three, 2):
-            stack.enter_context(listening(one, other))
-        agree_on_random_calls(three)
-
-
-def agree_on_random_calls(three: Sequence[Tracker]) -> None:
-    model = next(names)
-    for one in three:
-        for worker in range(4):
-            assert one.register(model, worker)[0] == 201
-    drawn = random.Random(8)
-    active: list[tuple[Tracker, str]] = []
-    for number in range(300):
-        # Calls for one request stay with the replica that took it.
-        if active and drawn.random() < 0.45:
-            one, request_id = active.pop(drawn.randrange(len(active)))
-            one.post("/free", model_name=model, request_id=request_id)
-            continue
-        one, request_id = drawn.choice(three), f"r{number}"
-        hashes = list(range(drawn.randrange(8)))
-        facts = {"worker_id": drawn.randrange(4), "new_isl_tokens": drawn.randrange(50)}
-        assert one.add(model, request_id, hashes, **facts)[0] == 201
-        active.append((one, request_id))
-        if drawn.random() < 0.5:
-            one.post("/prefill_complete", model_name=model, request_id=request_id)
-
-    def loads(one: Tracker) -> Any:
-        return one.get(f"/loads?model_name={model}")
-
-    until(lambda: loads(three[0]) == loads(three[1]) == loads(three[2]))
-    for one, request_id in active:
-        one.post("/free", model_name=model, request_id=request_id)
-    for one in three:
-        until(lambda one=one: all(load["active_decode_blocks"] == 0 for load in loads(one)))  # type: ignore[misc]
-
-
-def test_replicas_never_make_workers_and_drop_what_does_not_fit(pair: tuple[Tracker, Tracker]) -> None:
-    teller, listener = pair
-    # Unknown model; another block size; unknown worker; unknown rank; and one that fits, which comes last.
-    unknown, sizes, workers, ranks, fits = (next(names) for _ in range(5))
-    teller.register(unknown)
-    teller.register(sizes)
-    listener.register(sizes, block_size=32)
-    teller.register(workers)
-    listener.register(workers, 8)
-    teller.register(ranks, dp_size=2)
-    listener.register(ranks)
-    teller.register(fits)
-    listener.register(fits)
-    for name in (unknown, sizes, workers):
-        assert teller.add(name, "r", [1])[0] == 201
-    assert teller.add(ranks, "r", [1], dp_rank=1)[0] == 201
-    assert teller.add(fits, "r", [1])[0] == 201
-
-    until(lambda: listener.load(fits) == (0, 1))
-
-    assert listener.get(f"/workers?model_name={unknown}") == []
-    for name in (sizes, workers, ranks):
-        assert listener.load(name) == (0, 0)
-
-
-def test_what_was_told_before_a_replica_listens_does_not_come(three: list[Tracker]) -> None:
-    teller, listener, _ = three
-    model = known_to(teller, listener)
-    teller.add(model, "early", [1, 2])
+def test_events_reach_the_replica_that_listens_and_go_no_other_way(synced_pair: tuple[Tracker, Tracker]) -> None:
+    teller, listener = synced_pair
+    model, unknown = known_to(teller, listener), known_to(teller)
+    teller.add(model, "early", [1])
     with listening(listener, teller):
-        teller.add(model, "late", [3])
-        until(lambda: listener.load(model) != (0, 0))
-
-    assert listener.load(model) == (0, 1)
-
-
-def test_calls_belong_to_the_replica_that_took_the_add(pair: tuple[Tracker, Tracker]) -> None:
-    teller, listener = pair
-    model = known_to(teller, listener)
-    teller.add(model, "r", [1])
-    until(lambda: listener.load(model) == (0, 1))
-
-    # The other one forgets its own view of it; the first one is not told, as it does not listen.
-    assert listener.post("/free", model_name=model, request_id="r") == (200, OK)
-
-    assert listener.load(model) == (0, 0)
-    assert teller.load(model) == (0, 1)
+        listener.add(model, "here", [1, 2])
+        teller.add(unknown, "r", [1])
+        teller.add(model, "r", [101, -22, 303], new_isl_tokens=48)
+        # What was told before it listened does not come, and a worker is not made of what is.
+        until(lambda: listener.load(model) == (48, 5))
+        assert (teller.get("/peers"), listener.get("/peers")) == ([], [teller.sync])
+        assert listener.get(f"/workers?model_name={unknown}") == []
+        teller.post("/prefill_complete", model_name=model, request_id="r")
+        until(lambda: listener.load(model) == (0, 5))
+        # Calls belong to the replica that took the request: elsewhere only that view changes.
+        assert listener.post("/free", model_name=model, request_id="r") == (200, OK)
+        assert (listener.load(model), teller.load(model)) == ((0, 2), (0, 4))
+        teller.add(model, "s", [7])
+        until(lambda: listener.load(model) == (0, 3))
+        teller.post("/free", model_name=model, request_id="s")
+        until(lambda: listener.load(model) == (0, 2))
 
 
 def test_a_replica_that_does_not_read_slows_nobody(pair: tuple[Tracker, Tracker]) -> None:
@@ -1090,10 +870,8 @@ def test_without_a_token_no_page_of_another_site_writes(tracker: Tracker) -> Non
     assert tracker.ask("POST", "/register", body)[0] == 201
 
 
-def test_metrics_and_snapshots_are_off_unless_asked_for(tracker: Tracker, three: list[Tracker]) -> None:
-    assert tracker.ask("GET", "/metrics") == (404, {"error": "route not found"})
-    assert tracker.ask("GET", "/snapshot") == (404, {"error": "route not found"})
-    other, model = three[0], next(names)
+def test_metrics_that_are_asked_for_show_loads_and_calls(synced_pair: tuple[Tracker, Tracker]) -> None:
+    other, model = synced_pair[0], next(names)
     other.register(model)
     counted = ('calls_total{route="/add",status="201"}', 'replica_events{kind="published"}')
 
@@ -1214,118 +992,3 @@ workers:
     assert server.until(
         lambda: server.metric("dynamo_router_slot_tracker_decisions_total", source="load") == 1, DEADLINE
     )
-
-
-def test_requests_that_end_while_the_service_hangs_leave_nothing_there(tracker: Tracker, serve: Any) -> None:
-    model = next(names)
-    config = f"""
-frontend: {{use: openai}}
-router: {{use: slot-tracker, url: "http://127.0.0.1:{tracker.port}", pause: 2}}
-workers:
-  mock: {{model: {{name: {model}}}, engine: {{use: mocker, fixed_itl_ms: 50}}, grace_period: 0}}
-"""
-    server = serve(config)
-    until(lambda: len(tracker.get(f"/workers?model_name={model}")) == 1)
-    body = {"model": model, "messages": [{"role": "user", "content": "x" * 400}], "max_tokens": 4000}
-    streams = [server.raw("POST", "/v1/chat/completions", body | {"stream": True}) for _ in range(8)]
-    until(lambda: tracker.potential(model, []).popitem()[1]["active_requests"] == 8)
-
-    tracker.process.send_signal(signal.SIGSTOP)
-    try:
-        for stream in streams[:4]:
-            stream.close()
-        assert server.until(lambda: "does not answer" in server.log, DEADLINE)
-        # What ends now is not even tried.
-        for stream in streams[4:]:
-            stream.close()
-        assert server.until(lambda: server.metric("dynamo_frontend_inflight_requests") == 0, DEADLINE)
-    finally:
-        tracker.process.send_signal(signal.SIGCONT)
-
-    until(lambda: tracker.potential(model, []).popitem()[1]["active_requests"] == 0)
-    assert tracker.load(model) == (0, 0)
-
-
-# Many calls.
-
-
-def common(one: Sequence[int], other: Sequence[int]) -> int:
-    """With how many equal numbers both begin."""
-    return next(
-        (at for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
-    )
-
-
-class Model:
-    """What should come out, worked out anew from the list of requests."""
-
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
-        self.active: dict[str, tuple[int, tuple[int, ...], int]] = {}
-
-    def loads(self) -> list[tuple[int, int, int]]:
-        rows = []
-        for rank in range(self.ranks):
-            here = [(hashes, tokens) for where, hashes, tokens in self.active.values() if where == rank]
-            blocks = {value for hashes, _ in here for value in hashes}
-            rows.append((sum(tokens for _, tokens in here), len(blocks), len(here)))
-        return rows
-
-    def potential(self, hashes: list[int]) -> list[int]:
-        rows = []
-        for rank in range(self.ranks):
-            held = {value for where, own, _ in self.active.values() if where == rank for value in own}
-            prefix = max((common(hashes, own) for where, own, _ in self.active.values() if where == rank), default=0)
-            rows.append(len(held) + len(hashes) - prefix)
-        return rows
-
-
-@pytest.mark.full
-def test_ten_thousand_random_calls_come_out_as_a_simple_model_says(start: Start) -> None:
-    tracker, model, drawn = start(), Model(4), random.Random(4)
-    assert tracker.register("m", dp_size=4)[0] == 201
-    connection = http.client.HTTPConnection("127.0.0.1", tracker.port, timeout=DEADLINE)
-
-    def call(method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())
-
-    for _ in range(10_000):
-        request_id = f"r{drawn.randrange(60)}"
-        key = {"model_name": "m", "request_id": request_id}
-        held = model.active.get(request_id)
-        match drawn.choice(("add", "add", "prefill", "free", "project")):
-            case "add":
-                rank, tokens = drawn.randrange(4), drawn.choice((0, drawn.randrange(1000)))
-                hashes = [drawn.randrange(3) for _ in range(drawn.randrange(4))] + list(
-                    range(drawn.randrange(-20, 0), 0)
-                )
-                hashes = list(dict.fromkeys(hashes))
-                body = key | {"worker_id": 7, "dp_rank": rank, "sequence_hashes": hashes, "new_isl_tokens": tokens}
-                assert call("POST", "/add", body)[0] == (201 if held is None else 409)
-                if held is None:
-                    model.active[request_id] = (rank, tuple(hashes), tokens)
-            case "prefill":
-                assert call("POST", "/prefill_complete", key)[0] == (404 if held is None else 200)
-                if held is not None:
-                    model.active[request_id] = (*held[:2], 0)
-            case "free":
-                assert call("POST", "/free", key) == (200, OK)
-                model.active.pop(request_id, None)
-            case _:
-                hashes = list(range(drawn.randrange(-20, 0), drawn.randrange(3)))
-                status, answer = call(
-                    "POST", "/potential_loads", {"model_name": "m", "sequence_hashes": hashes, "new_isl_tokens": 5}
-                )
-                assert status == 200
-                loads = sorted(answer, key=lambda load: load["dp_rank"])
-                assert [load["potential_decode_blocks"] for load in loads] == model.potential(hashes)
-                assert [(load["potential_prefill_tokens"] - 5, load["active_requests"]) for load in loads] == [
-                    (tokens, requests) for tokens, _, requests in model.loads()
-                ]
-                answer = call("GET", "/loads")[1]
-                assert [(load["active_prefill_tokens"], load["active_decode_blocks"]) for load in answer] == [
-                    (tokens, blocks) for tokens, blocks, _ in model.loads()
-                ]
-    connection.close()

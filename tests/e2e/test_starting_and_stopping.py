@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -58,31 +57,21 @@ def complaint(told: str) -> str:
     return line
 
 
-#: An engine that fails in one step of its start as no engine should.
+#: An engine that fails as no engine should.
 BROKEN = """
-from dynamo_core import LLMEngine, PluginConfig, hookimpl
+from dynamo_core import LLMEngine, hookimpl
 
 DYNAMO_API = 1
 
 
-class Steps(PluginConfig):
-    step: str
-
-
 class Broken(LLMEngine):
     NAME = "broken"
-    Config = Steps
 
     def __init__(self, config, worker):
-        self.step = config.step
-        self.enter("__init__")
-
-    def enter(self, step):
-        if step == self.step:
-            raise ValueError("no such card")
+        raise ValueError("no such card")
 
     async def start(self, worker_id):
-        self.enter("start")
+        pass
 
     async def generate(self, request, context):
         yield {}
@@ -126,15 +115,14 @@ def test_a_wrong_set_up_is_one_clear_line_and_exit_code_2(
         assert word in told
 
 
-@pytest.mark.parametrize(("name", "told"), [("model", "tokenizer.json"), ("nowhere", "/nowhere")])
-def test_a_tokenizer_that_cannot_be_read_is_one_clear_line(tmp_path: Path, name: str, told: str) -> None:
+def test_a_tokenizer_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text("{ not json")
 
-    done = run_serve(tmp_path, GOOD.replace("name: m", f"name: m, path: {tmp_path / name}"))
+    done = run_serve(tmp_path, GOOD.replace("name: m", f"name: m, path: {tmp_path / 'model'}"))
 
     assert done.returncode == 2
-    assert told in complaint(done.stderr)
+    assert "tokenizer.json" in complaint(done.stderr)
     assert done.stderr.splitlines()[-1] == complaint(done.stderr)
 
 
@@ -149,24 +137,6 @@ def test_a_port_in_use_is_one_clear_line_and_exit_code_2_of_the_process(tmp_path
     assert done.returncode == 2
     assert str(port) in complaint(done.stderr)
     assert "--http-port" in complaint(done.stderr)
-
-
-def test_a_set_up_that_parts_find_wrong_late_is_told_and_exit_code_2(tmp_path: Path) -> None:
-    slow = tmp_path / "slow"
-    slow.mkdir()
-    # A machine on which a part needs many seconds to come to its error.
-    (slow / "sitecustomize.py").write_text("import os, time\nif 'DYN_SUPERVISOR_FD' in os.environ: time.sleep(6)\n")
-    (tmp_path / "records").mkdir()
-    (tmp_path / "records").chmod(0o777)
-    planes = f'transport: {{use: tcp}}\ndiscovery: {{use: file, path: "{tmp_path}/records"}}\n'
-
-    done = run_serve(tmp_path, GOOD + planes, PYTHONPATH=str(slow))
-
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode == 2, done.stderr
-    assert re.match(
-        r"dynamo: (workers\.mock-0|frontend) cannot run with this config: discovery\.path: other users", last
-    )
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
@@ -189,12 +159,10 @@ def test_the_last_line_of_a_start_that_fails_is_the_reason(tmp_path: Path) -> No
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-broken\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[dynamo]\nengine-broken = broken\n")
 
-    for step in ("__init__", "start"):
-        config = GOOD.replace("use: mocker", f"use: broken, step: {step}")
-        done = run_serve(tmp_path, config, PYTHONPATH=str(tmp_path))
+    done = run_serve(tmp_path, GOOD.replace("use: mocker", "use: broken"), PYTHONPATH=str(tmp_path))
 
-        assert done.returncode == 1, done.stderr
-        assert "ValueError: no such card" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1, done.stderr
+    assert "ValueError: no such card" in done.stderr.splitlines()[-1]
 
 
 def assert_ended(server: Any) -> None:
@@ -203,14 +171,6 @@ def assert_ended(server: Any) -> None:
     assert server.lines[-1].endswith(": stopped\n")
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", server.port), timeout=1)
-
-
-def test_an_idle_server_ends_in_order(serve: Any) -> None:
-    server = serve()
-
-    server.signal(signal.SIGINT)
-
-    assert_ended(server)
 
 
 def streamed(server: Any, until_content: Any, number: int, **fields: Any) -> bytes:
@@ -283,6 +243,7 @@ def test_ctrl_c_while_an_engine_starts_lets_requests_of_others_finish_and_says_w
     assert "the engine of worker late is in start()" in server.log
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not (ROOT / ".venv").exists(), reason="`make` has not set up this tree")
 @pytest.mark.skipif(not Path("/proc").exists(), reason="processes are counted in /proc")
 def test_ctrl_c_leaves_nothing_behind_also_when_make_runs_it_in_a_shell() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -21,14 +20,13 @@ import pytest
 import yaml
 from dynamo_testing.ports import free_port
 
+from tests.e2e.asking import Stream, answer
+
 REPOSITORY = Path(__file__).parents[2]
 STACK = REPOSITORY / "examples" / "mocker"
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 SERVERS = "docker-compose.yml"
 NO_SERVERS = "docker-compose.tcp.yml"
-
-PATH = "/v1/chat/completions"
-BODY = {"model": "mock-model", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8}
 
 #: What differs because there is only one host here.
 LOOPBACK = {
@@ -177,22 +175,22 @@ def test_the_stack_answers_whole_although_a_worker_is_killed_and_ends_in_order(
 ) -> None:
     frontend, workers = _start(servers, processes, serve)
     # About three seconds, on either worker.
-    body = BODY | {"stream": True, "stream_options": {"include_usage": True}, "max_tokens": 300}
-    streams = [_Stream(frontend.port, body) for _ in range(2)]
+    body = {"stream_options": {"include_usage": True}, "max_tokens": 300}
+    streams = [Stream(frontend, **body) for _ in range(2)]
     for stream in streams:
-        stream.read_until(b'"content"')
+        stream.begun()
 
     workers[0].kill()
 
     ended = [stream.rest() for stream in streams]
-    assert all(text.rstrip().endswith(b"data: [DONE]") for text in ended), frontend.log
+    assert all(b"data: [DONE]" in text for text in ended), frontend.log
     assert all(b'"completion_tokens":300' in text.replace(b" ", b"") for text in ended), ended
     # One of the two was on it, and went on elsewhere.
     assert frontend.until(lambda: frontend.metric("dynamo_frontend_model_migration_total") >= 1, 5)
     # Compose starts it again; here the test does.
     pids = {workers[1].pid, processes.start(servers, "worker").pid}
     assert frontend.until(lambda: pids <= set(frontend.instances().values()), 30), frontend.log
-    _answers_whole(frontend)
+    assert [answer(frontend, max_tokens=8)["usage"]["completion_tokens"] for _ in range(4)] == [8] * 4
 
     frontend.signal(signal.SIGTERM)
 
@@ -204,34 +202,7 @@ def test_the_stack_answers_whole_although_a_worker_is_killed_and_ends_in_order(
 def test_the_stack_without_servers_answers(no_servers: Stack, processes: Processes, serve: Any) -> None:
     frontend, _ = _start(no_servers, processes, serve)
 
-    _answers_whole(frontend)
-
-
-def _answers_whole(frontend: Any) -> None:
-    answers = [frontend.request("POST", PATH, BODY) for _ in range(4)]
-    assert [status for status, _, _ in answers] == [200] * 4
-    assert {json.loads(data)["usage"]["completion_tokens"] for _, _, data in answers} == {8}
-
-
-class _Stream:
-    """A streamed answer, read as it comes."""
-
-    def __init__(self, port: int, body: dict[str, Any]) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=90)
-        self._connection.request("POST", PATH, json.dumps(body), {"content-type": "application/json"})
-        self._response = self._connection.getresponse()
-        self._read = b""
-
-    def read_until(self, mark: bytes) -> None:
-        while mark not in self._read:
-            line = self._response.readline()
-            assert line, f"the answer ended before {mark!r}"
-            self._read += line
-
-    def rest(self) -> bytes:
-        self._read += self._response.read()
-        self._connection.close()
-        return self._read
+    assert [answer(frontend, max_tokens=8)["usage"]["completion_tokens"] for _ in range(4)] == [8] * 4
 
 
 def test_the_secret_is_made_once_and_for_the_owner_only(no_servers: Stack) -> None:

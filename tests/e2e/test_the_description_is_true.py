@@ -99,7 +99,7 @@ def test_no_body_that_can_be_made_from_the_description_breaks_the_server(
 
     @given(case=described[path]["POST"].as_strategy(generation_mode=mode), sound=st.booleans())
     @settings(
-        max_examples=15,
+        max_examples=8,
         deadline=None,
         derandomize=True,
         phases=[Phase.explicit, Phase.generate],

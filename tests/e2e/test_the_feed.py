@@ -9,12 +9,11 @@ import signal
 import time
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.asking import Stream, answer, ask, chat, dynamo
+from tests.e2e.asking import answer, ask, dynamo
 from tests.e2e.sessions import server_of
 
 CONFIG = """
@@ -99,26 +98,6 @@ def test_a_state_sums_the_requests_of_all_frontends_and_finds_each(server: Any) 
         assert json.loads(found.stdout)["request"]["id"] == request_id
 
 
-def test_a_running_request_counts_once_although_frontends_tell_each_other_of_it(server: Any) -> None:
-    before = counted(state(server))
-    streams = [Stream(server, **chat(max_tokens=8000)) for _ in range(4)]
-    for stream in streams:
-        stream.begun()
-    running: list[int] = []
-
-    def count() -> bool:
-        running.append(sum(worker["requests"] for worker in state(server)["workers"]))
-        return running[-10:] == [4] * 10
-
-    # A frontend may have yet to hear of the other.
-    assert server.until(count, 5), running
-    assert max(running) == 4
-    for stream in streams:
-        stream.close()
-    # They count as requests of the last minutes once they have ended, and do so before another test counts.
-    assert server.until(lambda: counted(state(server)) == before + 4, 10)
-
-
 def test_a_model_that_lost_its_workers_is_an_alarm_and_requests_for_it_are_told(to_be_halted: Any) -> None:
     server = to_be_halted
     (worker,) = state(server)["workers"]
@@ -145,86 +124,9 @@ def critical(server: Any) -> list[str]:
     return [one["text"] for one in state(server)["alarms"] if one["level"] == "critical"]
 
 
-def test_commands_say_what_is_missing_where_there_is_no_feed(serve: Any) -> None:
-    server = serve()
-
-    asked = dynamo("why", "any", "--url", server.url)
-
-    assert asked.exit_code == 2
-    assert "does not run the extension feed, or this is not its admin listener" in asked.stderr
-
-
 def body(number: int) -> dict[str, Any]:
     content = [{"role": "user", "content": f"a question, {number}"}]
     return {"model": "mock-model", "messages": content, "max_tokens": 4, "stream": False}
-
-
-SECOND = """
-frontend: {processes: 2}
-extensions: [{use: feed, interval: 0.2}]
-transport: {use: tcp}
-discovery: {use: file, path: "%s", ttl: 2}
-client: {drain_grace: 0}
-"""
-
-
-@pytest.mark.full
-@pytest.mark.timeout(300)
-def test_two_deployments_of_processes_are_one_and_one_that_stops_is_named_within_two_seconds(
-    serve: Any, tmp_path: Path
-) -> None:
-    folder = tmp_path / "discovery"
-    first = serve(CONFIG.replace("processes: 2", "processes: 4") % (2, folder))
-    second = serve(SECOND % folder, command="frontend")
-    servers = [first, second]
-    assert first.until(lambda: [len(state(one)["frontends"]) for one in servers] == [6, 6], 30)
-    assert second.until(lambda: second.request("GET", "/v1/models")[2].count(b"mock-model") > 0, 20)
-
-    ids = [
-        servers[number % 2].request("POST", "/v1/chat/completions", body(number))[1]["x-request-id"]
-        for number in range(40)
-    ]
-
-    for one in servers:
-        assert one.until(lambda one=one: counted(state(one)) == 40, 10)
-        assert sorted(line["id"] for line in state(one)["recent"]) == sorted(ids)
-    assert len({line["frontend"] for line in state(first)["recent"]}) >= 4
-    for request_id in ids[:6]:
-        found = dynamo("why", request_id, "--url", second.url, "--json")
-        assert json.loads(found.stdout)["request"]["id"] == request_id
-
-    silent = next(one["pid"] for one in state(first)["frontends"] if one["pid"] not in answering(second))
-    os.kill(silent, signal.SIGSTOP)
-    try:
-        begun = time.monotonic()
-        told = state(second)
-        took = time.monotonic() - begun
-    finally:
-        os.kill(silent, signal.SIGCONT)
-    assert [one["pid"] for one in told["frontends"] if one["missing"]] == [silent]
-    assert took < 2
-    assert len(told["workers"]) == 2
-
-
-def answering(server: Any) -> set[int]:
-    """The processes that a connection to a deployment may reach: those that belong to it."""
-    own = {server.process.pid}
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    return own | {int(pid) for pid in children}
-
-
-def test_why_tells_each_step_of_an_answered_request(server: Any) -> None:
-    before = counted(state(server))
-    headers = server.request("POST", "/v1/chat/completions", {**body(1), "stream": True}, **{"x-request-id": "mine"})[1]
-    assert headers["x-request-id"] == "mine"
-    assert server.until(lambda: counted(state(server)) == before + 1, 10)
-
-    told = dynamo("why", "mine", "--url", server.url).stdout
-
-    assert "(the client's id: mine)" in told
-    words = ["received", "admitted after", "routed by kv", "COST", "accepted", "first token", "success: length"]
-    places = [told.index(word) for word in words]
-    assert places == sorted(places)
 
 
 def test_why_says_that_nobody_knows_a_request(server: Any) -> None:

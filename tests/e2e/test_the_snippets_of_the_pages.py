@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,6 @@ def server(serve_for_module: Any) -> Any:
     return serve_for_module(CONFIG)
 
 
-def run(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-
-
 @pytest.mark.parametrize(
     ("page", "heading", "said"),
     [
@@ -42,10 +38,16 @@ def run(command: list[str]) -> str:
         ("reference/responses.md", "Try it", "I do not know.\n"),
     ],
 )
-def test_the_lines_for_an_sdk_print_the_answer(server: Any, page: str, heading: str, said: str) -> None:
+def test_the_lines_for_an_sdk_print_the_answer(
+    server: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], page: str, heading: str, said: str
+) -> None:
     [snippet] = blocks(page, heading, "python")
+    program = tmp_path / "program.py"
+    program.write_text(snippet.replace(ADDRESS, server.url))
 
-    assert run([sys.executable, "-c", snippet.replace(ADDRESS, server.url)]) == said
+    runpy.run_path(str(program))
+
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,8 @@ def test_the_lines_for_an_sdk_print_the_answer(server: Any, page: str, heading: 
 def test_the_command_beside_them_is_answered(server: Any, page: str, heading: str, said: str) -> None:
     [command] = [text for text in blocks(page, heading, "console") if text.startswith("$ curl")]
 
-    assert said in run(["bash", "-c", command.removeprefix("$ ").replace(ADDRESS, server.url)])
+    words = ["bash", "-c", command.removeprefix("$ ").replace(ADDRESS, server.url)]
+    assert said in subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def test_the_example_of_tools_is_the_one_of_the_page() -> None:

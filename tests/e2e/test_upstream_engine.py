@@ -158,34 +158,6 @@ def test_a_stream_has_the_same_pieces_scores_and_usage(two: Two) -> None:
     assert read(two.outer) == read(two.inner)
 
 
-def test_calls_and_reasoning_stream_through_to_the_sdk(two: Two) -> None:
-    client = OpenAI(base_url=f"{two.outer.url}/v1", api_key="none", max_retries=0)
-    messages: Any = [{"role": "user", "content": "hi"}]
-    tools: Any = [TOOL]
-
-    chunks = list(client.chat.completions.create(model="tool-model", messages=messages, tools=tools, stream=True))
-
-    choices = [chunk.choices[0] for chunk in chunks]
-    calls = [call for choice in choices for call in choice.delta.tool_calls or ()]
-    assert "".join(getattr(choice.delta, "reasoning_content", None) or "" for choice in choices) == "why"
-    assert calls[0].function is not None
-    assert calls[0].function.name == "f"
-    assert json.loads("".join((call.function and call.function.arguments) or "" for call in calls)) == {"x": 1}
-    assert choices[-1].finish_reason == "tool_calls"
-
-
-def test_the_other_apis_are_served_from_a_chat_server(two: Two) -> None:
-    asked = {"model": "inner-model", "max_tokens": 6, "messages": [{"role": "user", "content": "hi"}]}
-    messages = json.loads(two.outer.request("POST", "/v1/messages", asked)[2])
-    responses = json.loads(
-        two.outer.request("POST", "/v1/responses", {"model": "inner-model", "input": "hi", "max_output_tokens": 16})[2]
-    )
-
-    assert len(messages["content"][0]["text"]) == 6
-    assert messages["usage"]["output_tokens"] == 6
-    assert responses["usage"]["output_tokens"] == 16
-
-
 def test_a_refusal_from_inside_names_the_field_and_nothing_of_the_inside(two: Two) -> None:
     client = OpenAI(base_url=f"{two.outer.url}/v1", api_key="none", max_retries=0)
     messages: Any = [{"role": "user", "content": "hi"}]
@@ -198,37 +170,6 @@ def test_a_refusal_from_inside_names_the_field_and_nothing_of_the_inside(two: Tw
 
     assert caught.value.param == "moderation"
     assert "127.0.0.1" not in str(caught.value)
-
-
-def test_tokens_are_counted_as_the_server_counts_them(two: Two) -> None:
-    name = "dynamo_frontend_output_tokens_total"
-    before = two.outer.metric(name)
-
-    two.outer.request("POST", CHAT, chat(max_tokens=11))
-
-    assert two.outer.until(lambda: two.outer.metric(name) == before + 11, 10), two.outer.metric(name)
-
-
-def test_the_kit_of_engines_is_content_with_it(two: Two) -> None:
-    command = ["conformance", "engine", "upstream", "--set", f"url={two.inner.url}", "--set", "model=inner-model"]
-
-    done = subprocess.run(
-        [sys.executable, "-m", "dynamo_runtime.cli.main", *command], capture_output=True, text=True, timeout=120
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "The engine keeps its contract" in done.stdout
-
-
-def test_one_line_puts_a_server_behind_a_frontend(serve: Any, two: Two) -> None:
-    server = serve(
-        None, "--engine", "upstream", "--model", "inner-model", "--set", f"workers.upstream.engine.url={two.inner.url}"
-    )
-
-    listed = json.loads(server.request("GET", "/v1/models")[2])["data"]
-    status, _, _ = server.request("POST", CHAT, chat())
-
-    assert ([model["id"] for model in listed], status) == (["inner-model"], 200)
 
 
 def test_a_client_that_leaves_is_seen_inside(two: Two, until_content: Any) -> None:
@@ -264,43 +205,6 @@ def test_a_server_that_is_killed_breaks_its_stream_and_says_so_and_requests_go_t
     assert answers == [200] * 6, front.log
     status, headers, body = front.request("POST", CHAT, chat(model="slow-model"))
     assert (status, "retry-after" in headers) == (503, True), body
-
-
-def test_a_server_without_room_sends_the_request_to_another(serve: Any, two: Two, until_content: Any) -> None:
-    narrow = "    engine_request_limit: 1\n    request_queue_limit: 2\n"
-    first = serve(INNER.replace("fixed_itl_ms: 20}\n", "fixed_itl_ms: 20}\n" + narrow))
-    slow = chat(model="slow-model")
-    # Three fill it: one runs and two wait.
-    held = [first.raw("POST", CHAT, slow | {"stream": True, "max_tokens": 8000})]
-    until_content(held[0])
-    held += [first.raw("POST", CHAT, slow | {"stream": True, "max_tokens": 8000}) for _ in range(2)]
-    assert first.until(lambda: first.metric("dynamo_request_queue") == 2, 5)
-    assert first.request("POST", CHAT, slow)[0] == 503
-    # A request that no server is left for is refused at once: nothing would come of waiting.
-    text = outer(first.url, two.inner.url, name="both", inner="slow-model")
-    front = serve(text + WORKER % (9, "alone", first.url, "slow-model"), "--set", "client.migration_wait=500")
-
-    answers = [front.request("POST", CHAT, chat(model="both"))[0] for _ in range(4)]
-    status, headers, body = front.request("POST", CHAT, chat(model="alone"))
-
-    assert answers == [200] * 4, front.log
-    assert (status, "retry-after" in headers) == (503, True), body
-    for connection in held:
-        connection.close()
-
-
-def test_a_server_that_does_not_answer_its_probe_leaves_discovery_until_it_does(serve: Any, two: Two) -> None:
-    text = outer(two.inner.url).rstrip() + "\n    health_check: {enabled: true, wait: 0.2, timeout: 1}\n"
-    front = serve(text)
-    assert front.request("GET", "/ready")[0] == 200
-
-    two.inner.signal(signal.SIGSTOP)
-    try:
-        assert front.until(lambda: front.request("GET", "/ready")[0] == 503, 20), front.log
-    finally:
-        two.inner.signal(signal.SIGCONT)
-
-    assert front.until(lambda: front.request("GET", "/ready")[0] == 200, 20), front.log
 
 
 def test_a_model_that_the_server_does_not_have_is_told_before_anything_is_served(two: Two, tmp_path: Any) -> None:

@@ -6,10 +6,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -19,11 +16,12 @@ from typing import Any
 import pytest
 
 from tests.e2e.asking import read_to_end
+from tests.e2e.conftest import Process, clean_environment
 
 #: A plugin outside the tree: found by its metadata, as any installed one is.
 ENGINE = """
 from __future__ import annotations
-import asyncio, ctypes, os, signal, time
+import asyncio, ctypes, os, time
 from contextlib import suppress
 from dynamo_core import BackendError, EngineConfig, LLMEngine, LLMEngineOutput, PluginConfig, hookimpl
 from prometheus_client import CollectorRegistry, Gauge
@@ -35,7 +33,6 @@ class LifeConfig(PluginConfig):
     diary: str
     start_waits: bool = False
     fail_start: bool = False
-    signal_when_made: bool = False
     hang: str = ""
     itl: float = 0.02
 
@@ -47,8 +44,6 @@ class LifeEngine(LLMEngine):
     def __init__(self, config, worker):
         super().__init__(config, worker)
         self.silent = False
-        if config.signal_when_made:
-            os.kill(os.getpid(), signal.SIGTERM)
 
     def write(self, line):
         with open(self.config.diary, "a") as diary:
@@ -129,7 +124,7 @@ def config(folder: Path, discovery: Path, engine: str = "itl: 0.02", worker: str
     return CONFIG % {"folder": folder, "discovery": discovery, "engine": engine, "worker": worker}
 
 
-class Life:
+class Life(Process):
     """A worker process, its log and the diary of its engine."""
 
     def __init__(
@@ -139,51 +134,26 @@ class Life:
         self.diary_path = folder / "diary"
         path = folder / "worker.yaml"
         path.write_text(config(folder, self.discovery, *parts))
-        kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
-        imports = os.pathsep.join(filter(None, [str(plugin), kept.get("PYTHONPATH")]))
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "dynamo_runtime.cli.main", "serve", str(path), "--only", "workers.life"],
-            env=kept | {"PYTHONUNBUFFERED": "1", "PYTHONPATH": imports} | (env or {}),
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        self.log = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log += line
+        imports = os.pathsep.join(filter(None, [str(plugin), os.environ.get("PYTHONPATH")]))
+        words = ["-m", "dynamo_runtime.cli.main", "serve", str(path), "--only", "workers.life"]
+        super().__init__(words, clean_environment(**({"PYTHONPATH": imports} | (env or {}))))
 
     @property
     def diary(self) -> list[str]:
         return self.diary_path.read_text().splitlines() if self.diary_path.exists() else []
 
-    def until(self, condition: Callable[[], bool], seconds: float = 90) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"{self.diary}\n{self.log}"
-            time.sleep(0.02)
+    def until(self, condition: Callable[[], bool], seconds: float = 18) -> bool:
+        """Returns once the condition holds; that it does not is a failure."""
+        assert super().until(condition, seconds), f"{self.diary}\n{self.log}"
+        return True
 
     def go(self) -> None:
         """Lets its engine start that waits, and hurry with what it answers."""
         Path(f"{self.diary_path}.go").touch()
 
     def serving(self) -> Life:
-        self.until(lambda: "serving life-model" in self.log)
+        self.found("serving life-model")
         return self
-
-    def signal(self, number: int = signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-
-    def end(self) -> int:
-        """The exit code, once the process has ended by itself."""
-        code = self.process.wait(50)
-        self._reader.join(5)
-        return code
 
     @property
     def system(self) -> str:
@@ -200,14 +170,6 @@ class Life:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(5)
-        self._reader.join(5)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +195,7 @@ def live(tmp_path: Path, plugin: Path) -> Iterator[Callable[..., Life]]:
 
     yield start
     for life in lives:
-        life.close()
+        life.end(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -265,16 +227,14 @@ def phases(log: str) -> list[str]:
 
 
 WHOLE = ["start", "started", "drain", "cleanup", "cleaned up"]
-SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 
 
-@SIGNALS
-def test_an_idle_worker_ends_in_order(live: Any, number: int) -> None:
+def test_an_idle_worker_ends_in_order(live: Any) -> None:
     life = live().serving()
 
-    life.signal(number)
+    life.signal(signal.SIGTERM)
 
-    assert life.end() == 0, life.log
+    assert life.wait() == 0, life.log
     assert life.diary == WHOLE
     assert phases(life.log) == ["1", "2", "3"]
 
@@ -287,29 +247,29 @@ def test_a_signal_while_the_engine_starts_lets_it_finish_and_nothing_is_served(l
     life.until(lambda: "a second signal cuts" in life.log)
     life.go()
 
-    assert life.end() == 0, life.log
+    assert life.wait() == 0, life.log
     assert life.diary == WHOLE
     assert "serving life-model" not in life.log
 
 
-def test_a_start_that_does_not_finish_within_the_grace_period_is_cut_and_cleaned_up(live: Any) -> None:
-    life = live("hang: start", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="60")
+@pytest.mark.parametrize(
+    ("signals", "grace"),
+    [
+        pytest.param([signal.SIGTERM], "0.3", id="the grace period is over"),
+        pytest.param([signal.SIGINT], "60", id="ctrl-c"),
+        pytest.param([signal.SIGTERM] * 2, "60", id="a second signal", marks=pytest.mark.full),
+    ],
+)
+def test_start_that_is_cut_is_cleaned_up(live: Any, signals: list[int], grace: str) -> None:
+    timeouts = {"DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT": "60", "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": grace}
+    life = live("hang: start", **timeouts)
     life.until(lambda: life.diary == ["start"])
 
-    life.signal(signal.SIGTERM)
+    for number in signals:
+        life.signal(number)
+        life.until(lambda: "a second signal cuts" in life.log or number == signal.SIGINT)  # noqa: B023 - used at once
 
-    assert life.end() == 0, life.log
-    assert life.diary == ["start", "cleanup", "cleaned up"]
-    assert "the engine of worker life is in start()" in life.log
-
-
-def test_ctrl_c_cuts_a_start_at_once_and_cleans_up(live: Any) -> None:
-    life = live("hang: start", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="60", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="60")
-    life.until(lambda: life.diary == ["start"])
-
-    life.signal(signal.SIGINT)
-
-    assert life.end() == 0, life.log
+    assert life.wait() == 0, life.log
     assert life.diary == ["start", "cleanup", "cleaned up"]
     assert "the engine of worker life is in start()" in life.log
 
@@ -324,7 +284,9 @@ def test_ctrl_c_cuts_a_start_at_once_and_cleans_up(live: Any) -> None:
             id="swallows the cancelling",
             marks=pytest.mark.full,
         ),
-        pytest.param("start in a thread", "threads that have not ended", id="goes on in a thread"),
+        pytest.param(
+            "start in a thread", "threads that have not ended", id="goes on in a thread", marks=pytest.mark.full
+        ),
     ],
 )
 def test_ctrl_c_ends_a_start_that_cannot_be_cut_within_seconds_and_says_what_it_was_at(
@@ -335,53 +297,9 @@ def test_ctrl_c_ends_a_start_that_cannot_be_cut_within_seconds_and_says_what_it_
 
     life.signal(signal.SIGINT)
 
-    assert life.end() == 70
+    assert life.wait() == 70
     given_up = next(line for line in life.log.splitlines() if "not stopped within 4 s" in line)
     assert waits_for in given_up
-
-
-def test_a_signal_before_the_engine_starts_leaves_it_alone(live: Any) -> None:
-    life = live("signal_when_made: true")
-
-    assert life.end() == 0, life.log
-    assert life.diary == []
-    assert phases(life.log) == ["1", "2", "3"]
-
-
-def test_a_second_signal_cuts_the_start(live: Any) -> None:
-    life = live("hang: start", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="60")
-    life.until(lambda: life.diary == ["start"])
-
-    life.signal()
-    life.until(lambda: "a second signal cuts" in life.log)
-    life.signal()
-
-    assert life.end() == 0, life.log
-    assert life.diary == ["start", "cleanup", "cleaned up"]
-
-
-def test_an_engine_that_fails_to_start_is_cleaned_up_and_the_process_fails(live: Any) -> None:
-    life = live("fail_start: true")
-
-    assert life.end() == 1
-    assert life.diary == ["start", "cleanup", "cleaned up"]
-    assert "no memory" in life.log
-
-
-def test_a_worker_that_cannot_be_registered_goes_down_as_any_other(live: Any) -> None:
-    life = live("start_waits: true")
-    life.until(lambda: life.diary == ["start"])
-    folder = life.discovery
-    moved = folder.rename(folder.with_name("moved"))
-    folder.write_text("a file where the folder was")
-    life.go()
-
-    code = life.end()
-
-    folder.unlink()
-    assert code == 1, life.log
-    assert life.diary == WHOLE
-    assert moved.exists()
 
 
 def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(frontend: Any) -> None:
@@ -393,7 +311,7 @@ def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(front
     while b'"text"' not in received:
         received += connection.recv(65536)
 
-    life.signal()
+    life.signal(signal.SIGTERM)
     gone = server.until(lambda: json.loads(server.request("GET", "/v1/models")[2])["data"] == [], 5)
     ended_before = "cleanup" in life.diary
     life.go()
@@ -404,29 +322,20 @@ def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(front
     assert b"data: [DONE]" in received
     text = "".join(re.findall(r'"text":"([^"]*)"', received.decode()))
     assert len(text) == 600
-    assert life.end() == 0, life.log
+    assert life.wait() == 0, life.log
     assert life.diary == ["start", "started", "generate", "drain", "cleanup", "cleaned up"]
 
 
-@pytest.mark.full
-def test_an_engine_that_does_not_drain_is_cleaned_up_all_the_same(live: Any) -> None:
-    life = live("hang: drain", "drain_timeout: 0.5").serving()
-
-    life.signal()
-
-    assert life.end() == 0, life.log
-    assert life.diary == WHOLE
-    assert "could not drain its engine in time" in life.log
-
-
-@pytest.mark.parametrize("hang", ["cleanup", pytest.param("cleanup in C", marks=pytest.mark.full), "drain in C"])
+@pytest.mark.parametrize(
+    "hang", ["cleanup", *(pytest.param(f"{step} in C", marks=pytest.mark.full) for step in ("cleanup", "drain"))]
+)
 def test_an_engine_that_cannot_be_stopped_takes_the_process_no_longer_than_the_deadline(live: Any, hang: str) -> None:
     life = live(f"hang: {hang}", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="-3")
     life.serving()
 
-    life.signal()
+    life.signal(signal.SIGTERM)
 
-    assert life.end() == 70
+    assert life.wait() == 70
     assert life.diary.count("cleanup") == ("cleanup" in hang)
     assert "not stopped within" in life.log
 
@@ -435,46 +344,23 @@ def test_an_engine_that_cannot_be_stopped_takes_the_process_no_longer_than_the_d
 def test_a_failed_start_with_a_cleanup_that_hangs_has_the_deadline_too(live: Any) -> None:
     life = live("fail_start: true, hang: cleanup", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1")
 
-    assert life.end() == 70
+    assert life.wait() == 70
     assert life.diary == ["start", "cleanup"]
 
 
-@pytest.mark.full
-def test_a_signal_is_heard_by_a_process_whose_loop_stands_still(live: Any) -> None:
-    life = live("hang: start in C", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="1")
-    life.until(lambda: life.diary == ["start"])
-
-    life.signal()
-
-    assert life.end() == 70
-
-
-def ask_once(server: Any) -> None:
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("in C", 70), pytest.param("with the lock", 1, marks=pytest.mark.full, id="keeps the lock of the interpreter")],
+)
+def test_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(frontend: Any, how: str, code: int) -> None:
+    life, server = frontend(f"hang: generate {how}", "stall_exit: 1")
     body = {"model": "life-model", "prompt": "hi", "max_tokens": 1}
     threading.Thread(target=server.request, args=("POST", "/v1/completions", body), daemon=True).start()
 
-
-def hung(frontend: Any, where: str) -> tuple[Life, Any]:
-    """A worker that hangs in its one request, and the frontend that sent it there."""
-    life, server = frontend(f"hang: {where}", "stall_exit: 1")
-    ask_once(server)
-    return life, server
-
-
-def test_a_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(frontend: Any) -> None:
-    life, server = hung(frontend, "generate in C")
-
-    assert life.end() == 70
-    assert "the event loop stood still for 1 s" in life.log
+    assert life.wait() == code
+    assert ("the event loop stood still for 1 s" in life.log) == (code == 70)
     assert "life_engine.py" in life.log, "every thread is shown"
     assert server.until(lambda: server.instances() == {}, 10), "its lease runs out"
-
-
-def test_a_loop_that_is_held_by_code_that_keeps_the_interpreters_lock_ends_the_process_too(frontend: Any) -> None:
-    life, _ = hung(frontend, "generate with the lock")
-
-    assert life.end() == 1
-    assert "life_engine.py" in life.log
 
 
 def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_it_does(frontend: Any) -> None:
@@ -494,7 +380,7 @@ def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_
     back = server.until(lambda: len(server.instances()) == 1, 10)
     life.until(lambda: life.ask("/health", system)[0] == 200)
     metrics = life.ask("/metrics", system)[1]
-    life.signal()
+    life.signal(signal.SIGTERM)
 
     assert left, life.log
     assert back, life.log
@@ -504,12 +390,16 @@ def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_
     assert json.loads(during[1])["status"] == "notready"
     assert json.loads(during[1])["endpoints"] == {"dynamo.backend.generate": "notready"}
     assert re.search(r"^dynamo_component_requests_total\{.*\} 0\.0$", metrics, re.MULTILINE), "probes do not count"
-    assert life.end() == 0, life.log
+    assert life.wait() == 0, life.log
     assert life.diary[-3:] == ["drain", "cleanup", "cleaned up"]
 
 
-def test_a_worker_shows_the_metrics_of_its_engines_own_registry(live_for_module: Life) -> None:
-    text = live_for_module.ask("/metrics")[1]
+def test_a_worker_shows_the_metrics_of_its_engines_own_registry(live: Any) -> None:
+    life = live().serving()
+
+    text = life.ask("/metrics")[1]
+
+    assert life.ask("/metadata")[0] == life.ask("/engine/sleep")[0] == 404
 
     line = next(line for line in text.splitlines() if line.startswith("life_temperature{"))
     assert line.endswith(" 37.0")
@@ -517,25 +407,3 @@ def test_a_worker_shows_the_metrics_of_its_engines_own_registry(live_for_module:
         assert label in line
     assert "other_temperature" not in text
     assert re.search(r"^dynamo_component_model_load_time_seconds\{", text, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    ("path", "status", "text"),
-    [
-        ("/metadata", 404, "Discovery metadata not available"),
-        ("/engine/sleep", 404, "Route not found"),
-        ("/nothing", 404, "Route not found"),
-    ],
-)
-def test_what_a_worker_does_not_have_is_said(live_for_module: Life, path: str, status: int, text: str) -> None:
-    answer = live_for_module.ask(path)
-
-    assert answer[0] == status
-    assert text in answer[1]
-
-
-@pytest.fixture(scope="module")
-def live_for_module(tmp_path_factory: pytest.TempPathFactory, plugin: Path) -> Iterator[Life]:
-    life = Life(tmp_path_factory.mktemp("life"), plugin)
-    yield life.serving()
-    life.close()

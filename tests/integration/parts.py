@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
 
 from dynamo_core import (
     Admission,
@@ -40,19 +40,24 @@ class Plain(LLMEngine):
     """Answers every request with one token."""
 
     NAME = "plain"
-    context_length: int | None = None
+    #: What the engine says of itself beside the name of its model.
+    facts: ClassVar[dict[str, Any]] = {}
 
     async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model=self.worker.model_name, context_length=self.context_length)
+        return EngineConfig(model=self.worker.model_name, **self.facts)
 
-    async def generate(
-        self, request: PreprocessedRequest, ctx: GenerateContext
-    ) -> AsyncGenerator[LLMEngineOutput, None]:
+    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         yield LLMEngineOutput(token_ids=[7])
         yield LLMEngineOutput.stop()
 
     async def cleanup(self) -> None:
         pass
+
+
+class Longer(Plain):
+    """The same model with another card."""
+
+    facts: ClassVar[dict[str, Any]] = {"context_length": 4096}
 
 
 class Counting(Admission):

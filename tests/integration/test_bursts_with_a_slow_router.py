@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from dynamo_core import (
     AdmissionServices,
-    EngineConfig,
     EngineContext,
     GenerateContext,
-    LLMEngine,
     LLMEngineOutput,
     PluginConfig,
     PoolView,
@@ -32,23 +30,21 @@ from dynamo_runtime.dispatch.load.monitor import WorkerMonitor
 from dynamo_runtime.dispatch.pools.pool import Pool
 from dynamo_telemetry import Metrics
 
+from tests.integration.parts import Plain
+
 BURST = 50
 #: Of 64 blocks of four tokens; a prompt has 25.
 THRESHOLDS = Thresholds(active_decode_blocks_threshold=0.2)
 
 
-class Endless(LLMEngine):
+class Endless(Plain):
     """Never answers."""
 
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m", kv_cache_block_size=4, total_kv_blocks=64)
+    facts: ClassVar[dict[str, Any]] = {"kv_cache_block_size": 4, "total_kv_blocks": 64}
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         await ctx.stopped()
         yield LLMEngineOutput.cancelled()
-
-    async def cleanup(self) -> None:
-        """Holds nothing."""
 
 
 class Hesitant(RoundRobinRouter):

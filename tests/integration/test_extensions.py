@@ -177,18 +177,12 @@ async def test_routes_are_served_on_their_listeners_under_their_guards(start: St
     admin = application.frontend_process._listeners[1].url
 
     assert await get(f"{application.url}/site") == (200, {"name": "site"})
+    assert (await get(f"{application.url}/site/broken"))[0] == 500
     assert (await get(f"{application.url}/admin/site"))[0] == 404
     assert (await get(f"{admin}/admin/site"))[0] == 401
     assert await get(f"{admin}/admin/site", authorization=f"Bearer {token}") == (200, {"name": "site"})
     found = [(await get(f"{admin}/admin/open?token={one}"))[1] for one in ("wrong", token)]
     assert found == [{"known": known, "token": True} for known in (False, True)]
-
-
-async def test_a_route_that_raises_answers_500(start: Start) -> None:
-    application = await ready(await start("site"))
-
-    assert (await get(f"{application.url}/site/broken"))[0] == 500
-    assert (await get(f"{application.url}/site"))[0] == 200
 
 
 async def test_a_path_that_is_taken_stays_with_its_owner_and_the_extension_fails(start: Start) -> None:
@@ -248,17 +242,6 @@ async def test_one_that_does_not_start_is_closed_and_its_routes_answer_503(start
     assert (status, body["error"]["message"]) == (503, "extension 'lame' does not run")
     assert extension(application, Lame).closed == 1
     assert not application.frontend_process._request_events.active
-
-
-async def test_an_extension_that_is_closed_leaves_no_subscription(start: Start) -> None:
-    application = await ready(await start("recorder"))
-    assert application.frontend_process is not None
-    hub = application.frontend_process._request_events
-    assert hub.active
-
-    await application.stop(grace=False)
-
-    assert not hub.active
 
 
 # Where they run.
@@ -370,27 +353,18 @@ async def test_each_frontend_speaks_for_both(pair: tuple[Application, Applicatio
         assert sorted(one.replica or 0 for one in replies.frontends) == [0, 1]
 
 
-async def test_a_frontend_that_hangs_is_named_when_the_time_is_over(pair: tuple[Application, Application]) -> None:
+@pytest.mark.parametrize("asks", [0, 1], ids=["another", "itself"])
+async def test_a_frontend_that_hangs_is_named_when_the_time_is_over(
+    pair: tuple[Application, Application], asks: int
+) -> None:
     first, second = pair
     extension(second, Asker).hanging = True
 
-    replies = await extension(first, Asker).ask("x", timeout=0.3)
+    replies = await extension(pair[asks], Asker).ask("x", timeout=0.3)
 
     assert list(replies.replies) == [own_id(first)]
     assert list(replies.missing) == [own_id(second)]
     assert "0.3 s" in replies.missing[own_id(second)]
-
-
-async def test_a_frontend_that_hangs_itself_still_has_the_replies_of_others(
-    pair: tuple[Application, Application],
-) -> None:
-    first, second = pair
-    extension(first, Asker).hanging = True
-
-    replies = await extension(first, Asker).ask("x", timeout=0.3)
-
-    assert list(replies.replies) == [own_id(second)]
-    assert list(replies.missing) == [own_id(first)]
 
 
 async def test_a_frontend_whose_process_is_gone_is_named_while_its_record_is_there(
@@ -449,16 +423,6 @@ async def test_a_handler_that_fails_is_named_with_its_error(pair: tuple[Applicat
     assert {"Unknown: its handler failed: OSError: no echo"} == set(replies.missing.values())
 
 
-async def test_a_call_that_no_handler_serves_is_named(pair: tuple[Application, Application]) -> None:
-    peers = extension(pair[0], Asker).services.peers
-
-    replies = await peers.call_all("other", timeout=10)
-
-    assert replies.replies == {}
-    assert len(replies.missing) == 2
-    assert all("NotSupported" in reason for reason in replies.missing.values())
-
-
 async def test_in_one_process_a_frontend_speaks_for_itself(start: Start) -> None:
     application = await ready(await start("asker", "site"))
 
@@ -469,22 +433,11 @@ async def test_in_one_process_a_frontend_speaks_for_itself(start: Start) -> None
     # Another extension does not see the calls of this one.
     other = await extension(application, Site).services.peers.call_all("echo", timeout=5)
     assert "NotSupported" in other.missing[own_id(application)]
-
-
-@pytest.mark.parametrize(
-    ("payload", "message"), [(object(), "no plain value"), (b"x" * (16 * 1024 * 1024 + 1), "more than")]
-)
-async def test_a_payload_that_cannot_travel_is_refused(start: Start, payload: Any, message: str) -> None:
-    application = await ready(await start("asker"))
-
-    with pytest.raises(ValueError, match=message):
-        await extension(application, Asker).ask(payload)
-
-
-async def test_a_name_is_served_once(start: Start) -> None:
-    application = await ready(await start("asker"))
     asker = extension(application, Asker)
-
+    with pytest.raises(ValueError, match="no plain value"):
+        await asker.ask(object())
+    with pytest.raises(ValueError, match="more than"):
+        await asker.ask(b"x" * (16 * 1024 * 1024 + 1))
     with pytest.raises(ValueError, match="served already"):
         asker.services.peers.serve("echo", asker._echo)
 

@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from dynamo_core import (
     PROGRESS,
-    EngineConfig,
     GenerateContext,
-    LLMEngine,
     LLMEngineOutput,
     PluginConfig,
     PreprocessedRequest,
@@ -21,15 +19,15 @@ from dynamo_runtime.dispatch.execution.pipeline import Deadlines
 from dynamo_runtime.worker.canary import HealthCheck
 from dynamo_runtime.worker.worker import WorkerLimits
 
+from tests.integration.parts import Plain
+
 #: Seconds without output after which a worker is given up, and how often an engine's progress is reported.
 STALL, REPORTS = 0.4, 0.02
 
 
-class Freezing(LLMEngine):
+class Freezing(Plain):
     """Answers with one token per turn until `frozen` is set; `steps` is what it says of its work."""
 
-    NAME = "freezing"
-    CAPABILITIES: ClassVar[frozenset[str]] = frozenset()
     made: ClassVar[list[Freezing]] = []
 
     def __init__(self, config: PluginConfig, worker: Any) -> None:
@@ -40,12 +38,6 @@ class Freezing(LLMEngine):
         self.steps = 0
         self.fails = False
         Freezing.made.append(self)
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model=self.worker.model_name, capabilities=self.CAPABILITIES)
-
-    async def cleanup(self) -> None:
-        """Nothing to release."""
 
     def progress(self) -> int:
         if self.fails:
@@ -67,7 +59,7 @@ class Freezing(LLMEngine):
 
 
 class Reporting(Freezing):
-    CAPABILITIES = frozenset({PROGRESS})
+    facts: ClassVar[dict[str, Any]] = {"capabilities": frozenset({PROGRESS})}
 
 
 @pytest.fixture(autouse=True)

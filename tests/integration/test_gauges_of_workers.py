@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 from dynamo_core import (
     ActiveLoad,
     DisaggregationMode,
-    EngineConfig,
     GenerateContext,
-    LLMEngine,
     LLMEngineOutput,
     PluginConfig,
     PreprocessedRequest,
@@ -25,37 +23,25 @@ from dynamo_telemetry import Metrics
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.integration.parts import Plain
 
-class Slow(LLMEngine):
+
+class Slow(Plain):
     """Two ranks and a small cache; an answer waits until it is let go."""
 
-    NAME = "slow"
-    RANKS = 1
+    facts: ClassVar[dict[str, Any]] = {"kv_cache_block_size": 16, "total_kv_blocks": 100, "context_length": 500}
 
     def __init__(self, config: PluginConfig, worker: Any) -> None:
         super().__init__(config, worker)
         self.go = asyncio.Event()
 
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(
-            model=self.worker.model_name,
-            kv_cache_block_size=16,
-            total_kv_blocks=100,
-            data_parallel_size=self.RANKS,
-            context_length=500,
-        )
-
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         await self.go.wait()
         yield LLMEngineOutput.stop().with_tokens([1])
 
-    async def cleanup(self) -> None:
-        """Nothing is held."""
-
 
 class TwoRanks(Slow):
-    NAME = "two-ranks"
-    RANKS = 2
+    facts: ClassVar[dict[str, Any]] = {**Slow.facts, "data_parallel_size": 2}
 
 
 @pytest.fixture

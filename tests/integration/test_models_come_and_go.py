@@ -17,11 +17,7 @@ from dynamo_runtime.assembly.health import Health
 from dynamo_runtime.settings import Settings
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
-from tests.integration.parts import Plain
-
-
-class Longer(Plain):
-    context_length = 4096
+from tests.integration.parts import Longer, Plain
 
 
 async def test_a_model_is_listed_while_at_least_one_worker_serves_it(house: Any) -> None:

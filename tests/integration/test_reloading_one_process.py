@@ -199,17 +199,6 @@ async def test_router_weights_change_in_the_routers_that_are_there_and_in_those_
     assert await running.ask() == 200
 
 
-async def test_another_inner_router_needs_a_restart(running: Running) -> None:
-    await running.start(router="affinity, then: {use: kv}")
-
-    status, report = await running.reload(router="affinity, then: {use: round-robin}")
-
-    assert (status, report["status"]) == (409, "refused")
-    assert report["message"] == "nothing was applied, since these need a restart: router.then.use"
-    status, report = await running.reload(router="affinity")
-    assert (status, report["status"]) == (409, "refused")
-
-
 async def test_the_log_level_changes(running: Running, caplog: pytest.LogCaptureFixture) -> None:
     # Puts the level back after the test.
     caplog.set_level(logging.INFO)
@@ -238,18 +227,6 @@ async def test_a_threshold_that_the_api_has_set_stands_and_the_file_counts_for_t
     thresholds = frontend._thresholds.of("m")
     assert (thresholds.active_prefill_tokens_threshold, thresholds.active_decode_blocks_threshold) == (10, 0.5)
     assert frontend._thresholds.of("other").active_prefill_tokens_threshold == 99
-
-
-async def test_tenants_of_the_fair_queue_change(running: Running) -> None:
-    await running.start(admission="{use: fair-queue}")
-
-    status, report = await running.reload(admission="{use: fair-queue, tenants: {a: {concurrency: 3}}, max_queue: 7}")
-
-    assert status == 200
-    assert [row["key"] for row in report["changes"]] == ["admission.tenants.a.concurrency", "admission.max_queue"]
-    frontend = running.application.frontend_process
-    assert frontend is not None
-    assert frontend._admission.config.tenants["a"].concurrency == 3  # type: ignore[attr-defined]
 
 
 async def test_a_part_that_fails_takes_all_of_it_back(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,23 +347,6 @@ async def test_every_entry_of_a_list_of_admissions_takes_its_own(running: Runnin
     assert frontend._admissions["admission.fair-queue"].config.max_queue == 7  # type: ignore[attr-defined]
     assert frontend._thresholds.of("m").active_prefill_tokens_threshold == 20
     assert await running.ask() == 200
-
-
-async def test_a_limit_in_a_list_of_admissions_changes_while_it_counts(running: Running) -> None:
-    both = "[{{use: token-capacity}}, {{use: rate-limit, requests_per_minute: {0}, burst_requests: 2}}]"
-    await running.start(admission=both.format(0.001))
-    assert [await running.ask() for _ in range(3)] == [200, 200, 429]
-
-    status, report = await running.reload(admission=both.format(60000))
-
-    assert (status, report["status"]) == (200, "applied"), report
-    assert [(change["key"], change["old"], change["new"]) for change in report["changes"]] == [
-        ("admission.rate-limit.requests_per_minute", 0.001, 60000)
-    ]
-    # At the old rate that would take 16 hours.
-    async with asyncio.timeout(60):
-        while await running.ask() != 200:
-            pass
 
 
 async def test_an_engine_takes_what_it_declares(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ import pytest
 from dynamo_core import (
     BackendError,
     DisaggregationMode,
-    EngineConfig,
     EngineContext,
     GenerateContext,
     LLMEngineOutput,
@@ -36,12 +35,8 @@ FULL = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_
 class Mortal(Plain):
     """Fails once after a token, whichever worker is asked; goes on where another one has begun."""
 
-    NAME = "mortal"
-    context_length = 100
+    facts: ClassVar[dict[str, Any]] = {"context_length": 100}
     failing: ClassVar[list[Exception]] = []
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model=self.worker.model_name, context_length=self.context_length)
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> Any:
         yield LLMEngineOutput(token_ids=[7])

@@ -30,6 +30,7 @@ from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_kv import router as router_module
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
+from dynamo_runtime.dispatch.execution.pipeline import Deadlines
 from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
 
 House = Any
@@ -71,13 +72,14 @@ class Routers:
 MakeHouse = Callable[..., House]
 
 
-async def a_house_of(make_house: MakeHouse, workers: int, engine: type[MockerEngine]) -> tuple[House, KvRouter]:
-    """A house with workers of one kind, and the router that chooses among them."""
-    routers = Routers()
+async def a_house_of(
+    make_house: MakeHouse, count: int, engine: type[MockerEngine] = Mocker, *, tells: bool = True, **settings: Any
+) -> tuple[House, KvRouter, list[Any]]:
+    """A house with workers of one kind, the router that chooses among them, with these settings, and the workers."""
+    routers = Routers(**settings)
     house = make_house(router=routers)
-    for _ in range(workers):
-        await house.run(engine)
-    return house, routers.of("aggregated")
+    workers = [await house.run(engine, enable_kv_routing=tells) for _ in range(count)]
+    return house, routers.of("aggregated"), workers
 
 
 def request(prompt: list[int], *, max_tokens: int = 1, **hints: Any) -> PreprocessedRequest:
@@ -120,7 +122,7 @@ async def metric(house: House, name: str) -> dict[str, float]:
 
 
 async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(make_house: MakeHouse) -> None:
-    house, router = await a_house_of(make_house, 4, Mocker)
+    house, router, _ = await a_house_of(make_house, 4)
     first, cached = await answer(house, request(PROMPT))
     assert cached == 0
     await house.eventually(lambda: overlaps(router, PROMPT) == [0, 0, 0, 10])
@@ -137,9 +139,7 @@ async def test_a_prompt_goes_back_to_the_worker_that_has_its_blocks(make_house: 
 
 
 async def test_prompts_that_share_nothing_are_spread(make_house: MakeHouse) -> None:
-    house = make_house(router=Routers())
-    for _ in range(3):
-        await house.run(Mocker)
+    house, _, _ = await a_house_of(make_house, 3)
 
     streams = [await house.ask(request(list(range(n * 50, n * 50 + 40)), max_tokens=50)) for n in range(6)]
     workers = [stream.instance_id for stream in streams]
@@ -151,7 +151,7 @@ async def test_prompts_that_share_nothing_are_spread(make_house: MakeHouse) -> N
 
 
 async def test_a_router_that_comes_later_learns_what_workers_hold_while_it_routes(make_house: MakeHouse) -> None:
-    house, router = await a_house_of(make_house, 2, TwoRanks)
+    house, router, _ = await a_house_of(make_house, 2, TwoRanks)
     await answer(house, request(PROMPT))
     await house.eventually(lambda: max(overlaps(router, PROMPT)) == 10)
 
@@ -170,11 +170,7 @@ async def test_a_router_that_comes_later_learns_what_workers_hold_while_it_route
 
 
 async def test_a_worker_that_has_gone_is_not_remembered(make_house: MakeHouse) -> None:
-    routers = Routers()
-    house = make_house(router=routers)
-    await house.run(Mocker)
-    second = await house.run(Mocker)
-    router = routers.of("aggregated")
+    house, router, (_, second) = await a_house_of(make_house, 2)
     await answer(house, request(PROMPT, backend_instance_id=second.instance.instance_id))
     await house.eventually(lambda: overlaps(router, PROMPT) == [0, 10])
 
@@ -187,10 +183,7 @@ async def test_a_worker_that_has_gone_is_not_remembered(make_house: MakeHouse) -
 
 
 async def test_events_that_were_lost_are_asked_for(make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch) -> None:
-    routers = Routers()
-    house = make_house(router=routers)
-    worker = await house.run(Mocker)
-    router = routers.of("aggregated")
+    house, router, (worker,) = await a_house_of(make_house, 1)
     await answer(house, request(PROMPT))
     await house.eventually(lambda: overlaps(router, PROMPT) == [10])
     publisher: Publisher = worker._publishers._events._publisher
@@ -213,10 +206,7 @@ async def test_what_a_worker_told_before_its_events_were_heard_is_asked_for_with
     make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router_module, "SECOND_LOOK", 3600.0)
-    routers = Routers()
-    house = make_house(router=routers)
-    worker = await house.run(Mocker)
-    router = routers.of("aggregated")
+    house, router, (worker,) = await a_house_of(make_house, 1)
     publisher: Publisher = worker._publishers._events._publisher
     with monkeypatch.context() as patch:
         patch.setattr(type(publisher), "send", lambda self, payload: False)
@@ -231,11 +221,8 @@ async def test_what_a_worker_told_before_its_events_were_heard_is_asked_for_with
 
 
 async def test_a_prompt_goes_back_to_the_rank_that_has_its_blocks(make_house: MakeHouse) -> None:
-    routers = Routers()
-    house = make_house(router=routers)
-    worker = await house.run(TwoRanks)
+    house, router, (worker,) = await a_house_of(make_house, 1, TwoRanks)
     instance_id = worker.instance.instance_id
-    router = routers.of("aggregated")
 
     await answer(house, request(PROMPT, dp_rank=1))
     await house.eventually(lambda: max(overlaps(router, PROMPT)) == 10)
@@ -249,7 +236,7 @@ async def test_a_prompt_goes_back_to_the_rank_that_has_its_blocks(make_house: Ma
 
 
 async def test_under_another_adapter_or_salt_nothing_is_found(make_house: MakeHouse) -> None:
-    house, router = await a_house_of(make_house, 1, Mocker)
+    house, router, _ = await a_house_of(make_house, 1)
 
     await answer(house, request(PROMPT, cache_salt="a"))
     await house.eventually(lambda: overlaps(router, PROMPT, cache_salt="a") == [10])
@@ -288,11 +275,8 @@ async def test_of_two_halves_the_prompt_goes_by_the_cache_and_the_answer_by_load
 
 
 async def test_what_a_request_asks_of_the_router_is_done(make_house: MakeHouse) -> None:
-    routers = Routers()
-    house = make_house(router=routers)
-    workers = [await house.run(Mocker) for _ in range(3)]
+    house, router, workers = await a_house_of(make_house, 3)
     first, second, third = (worker.instance.instance_id for worker in workers)
-    router = routers.of("aggregated")
     await answer(house, request(PROMPT, backend_instance_id=first))
     await house.eventually(lambda: overlaps(router, PROMPT) == [0, 0, 10])
 
@@ -310,8 +294,7 @@ async def test_what_a_request_asks_of_the_router_is_done(make_house: MakeHouse) 
 
 
 async def test_a_token_that_is_none_is_the_callers_fault(make_house: MakeHouse) -> None:
-    house = make_house(router=Routers())
-    await house.run(Mocker)
+    house, _, _ = await a_house_of(make_house, 1)
 
     with pytest.raises(InvalidArgument, match="token_ids"):
         await house.ask(request([1, 2, 3, 2**40]))
@@ -319,11 +302,7 @@ async def test_a_token_that_is_none_is_the_callers_fault(make_house: MakeHouse) 
 
 
 async def test_without_events_it_goes_by_where_prompts_went(make_house: MakeHouse) -> None:
-    routers = Routers(kv_events=False, ttl_secs=0.6)
-    house = make_house(router=routers)
-    for _ in range(3):
-        await house.run(Mocker)
-    router = routers.of("aggregated")
+    house, router, _ = await a_house_of(make_house, 3, kv_events=False, ttl_secs=0.6)
 
     first, _ = await answer(house, request(PROMPT))
     assert overlaps(router, PROMPT) == [0, 0, 10]
@@ -336,10 +315,7 @@ async def test_if_nobody_tells_of_caches_though_prompts_come_an_alarm_is_raised(
     make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(router_module, "TICK", 0.01)
-    routers = Routers(alarm_secs=0.05)
-    house = make_house(router=routers)
-    await house.run(Mocker, enable_kv_routing=False)
-    router = routers.of("aggregated")
+    house, router, _ = await a_house_of(make_house, 1, tells=False, alarm_secs=0.05)
     with caplog.at_level(logging.INFO, "dynamo_plugin_router_kv"):
         await answer(house, request([1]))
         await asyncio.sleep(0.1)
@@ -359,11 +335,9 @@ async def test_if_nobody_tells_of_caches_though_prompts_come_an_alarm_is_raised(
 
 async def test_the_alarm_ends_with_the_last_worker(make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router_module, "TICK", 0.01)
-    routers = Routers(alarm_secs=0.05)
-    house = make_house(router=routers)
-    worker = await house.run(Mocker, enable_kv_routing=False)
+    house, router, (worker,) = await a_house_of(make_house, 1, tells=False, alarm_secs=0.05)
     await answer(house, request(PROMPT))
-    await house.eventually(lambda: routers.of("aggregated")._silent)
+    await house.eventually(lambda: router._silent)
 
     await worker.stop(grace=False)
 
@@ -387,10 +361,7 @@ def other_load(house: House, worker: Any, tokens: int) -> Reservation:
 
 
 async def test_with_a_threshold_requests_wait_while_all_workers_have_too_much_to_prefill(make_house: MakeHouse) -> None:
-    routers = Routers(queue_threshold=0.5)
-    house = make_house(router=routers)
-    worker = await house.run(Slow)
-    router = routers.of("aggregated")
+    house, router, (worker,) = await a_house_of(make_house, 1, Slow, queue_threshold=0.5)
     reservation = other_load(house, worker, 40)
 
     prompts = [list(range(n * 50, n * 50 + 40)) for n in range(6)]
@@ -409,16 +380,10 @@ async def test_with_a_threshold_requests_wait_while_all_workers_have_too_much_to
 
 
 async def test_who_waits_too_long_for_room_is_refused(make_house: MakeHouse) -> None:
-    house = make_house(router=Routers(queue_threshold=0.0, queue_timeout=0.01), deadlines=short())
+    house = make_house(router=Routers(queue_threshold=0.0, queue_timeout=0.01), deadlines=Deadlines(migration_wait=0))
     worker = await house.run(Slow)
     reservation = other_load(house, worker, 10)
     with pytest.raises(ServiceOverloaded):
         await house.ask(request(PROMPT))
     reservation.release()
     assert_nothing_is_counted(house.tracker)
-
-
-def short() -> Any:
-    from dynamo_runtime.dispatch.execution.pipeline import Deadlines
-
-    return Deadlines(migration_wait=0.0)

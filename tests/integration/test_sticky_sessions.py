@@ -11,11 +11,10 @@ from dataclasses import replace
 import aiohttp
 import pytest
 from click.testing import CliRunner
-from dynamo_core import PluginConfig, PluginRef, PoolView, Principal, Route, RoutingRequest, ScoredRank
+from dynamo_core import PluginRef, PoolView, Principal, Route, RoutingRequest, ScoredRank
 from dynamo_plugin_router_affinity.router import AffinityConfig, AffinityRouter
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
-from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_runtime.cli.main import cli
 from dynamo_testing.router_kit import RouterFactory, RouterKit
 
@@ -71,20 +70,6 @@ class TestAroundKv(RouterKit):
     @pytest.fixture
     def make_router(self, cls: type[AffinityRouter]) -> RouterFactory:
         return around(cls, lambda services: KvRouter(KvConfig(seed=1), services))
-
-
-class TestAroundKvWithoutEvents(RouterKit):
-    CAN_PIN = True
-
-    @pytest.fixture
-    def make_router(self, cls: type[AffinityRouter]) -> RouterFactory:
-        return around(cls, lambda services: KvRouter(KvConfig(seed=1, kv_events=False), services))
-
-
-class TestAroundRoundRobin(RouterKit):
-    @pytest.fixture
-    def make_router(self, cls: type[AffinityRouter]) -> RouterFactory:
-        return around(cls, lambda services: RoundRobinRouter(PluginConfig(), services))
 
 
 @pytest.fixture

@@ -10,32 +10,25 @@ import pytest
 from dynamo_core import (
     AdmissionServices,
     DynamoError,
-    EngineConfig,
     EngineContext,
     FinishReason,
     GenerateContext,
-    LLMEngine,
     LLMEngineOutput,
     PreprocessedRequest,
     Principal,
 )
-from dynamo_core.errors import ServiceOverloaded
 from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 from dynamo_telemetry import Metrics
 
+from tests.integration.parts import Plain
 
-class Gated(LLMEngine):
+
+class Gated(Plain):
     """Answers with one token once it is told to; a prompt of 13 breaks it."""
 
     served: list[int]
     gate: asyncio.Semaphore
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
-
-    async def cleanup(self) -> None:
-        """Holds nothing."""
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         first = request.token_ids[0]
@@ -76,19 +69,6 @@ async def asking(make_house: Callable[..., Any]) -> AsyncIterator[Asking]:
     await admission.aclose()
 
 
-async def test_requests_of_another_tenant_are_served_between_those_of_a_loud_one(asking: Asking) -> None:
-    loud = [asyncio.create_task(asking.ask(number, "loud")) for number in (1, 2, 3)]
-    await asking.waiting(3)
-    quiet = asyncio.create_task(asking.ask(9, "quiet"))
-    await asking.waiting(4)
-    for _ in range(4):
-        Gated.gate.release()
-    await asyncio.gather(*loud, quiet)
-
-    assert Gated.served == [1, 9, 2, 3]
-    assert asking.admission.held == 0
-
-
 async def test_one_that_leaves_the_queue_leaves_nothing_and_the_next_is_served(asking: Asking) -> None:
     first, second, third = (asyncio.create_task(asking.ask(number)) for number in (1, 2, 3))
     await asking.waiting(3)
@@ -111,18 +91,4 @@ async def test_a_failure_gives_the_place_to_the_next(asking: Asking) -> None:
     with pytest.raises(DynamoError):
         await first
     assert await second == 1
-    assert asking.admission.held == 0
-
-
-async def test_a_full_queue_refuses_and_reserves_nothing(asking: Asking) -> None:
-    tasks = [asyncio.create_task(asking.ask(number)) for number in range(1, 6)]
-    await asking.waiting(5)
-
-    with pytest.raises(ServiceOverloaded):
-        await asking.ask(6)
-
-    for _ in tasks:
-        Gated.gate.release()
-    await asyncio.gather(*tasks)
-    assert Gated.served == [1, 2, 3, 4, 5]
     assert asking.admission.held == 0

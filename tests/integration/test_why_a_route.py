@@ -20,7 +20,6 @@ from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
-from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_runtime.dispatch.models.model import Model
 
 MakeHouse = Callable[..., Any]
@@ -41,10 +40,6 @@ def asked(prompt: list[int] = PROMPT) -> PreprocessedRequest:
 
 def kv(services: RouterServices) -> Router:
     return KvRouter(KvConfig(seed=1), services)
-
-
-def round_robin(services: RouterServices) -> Router:
-    return RoundRobinRouter(PluginConfig(), services)
 
 
 async def run(house: Any) -> None:
@@ -71,28 +66,6 @@ async def test_the_rank_that_holds_the_prompt_is_the_best(make_house: MakeHouse)
     assert best.cost == min(rank.cost for rank in view.ranks)
     assert {rank.overlap for rank in view.ranks if not rank.best} == {0}
     assert {rank.state for rank in view.ranks} == {"free"}
-
-
-async def test_nothing_is_reserved_by_it(make_house: MakeHouse) -> None:
-    house = make_house(router=kv)
-    await house.run(Mocker)
-    for _ in range(20):
-        house.models.get("m").explain(asked())
-
-    (view,) = house.models.get("m").explain(asked())
-
-    assert {(rank.requests, rank.prefill_tokens, rank.blocks, rank.shared) for rank in view.ranks} == {(0, 0, 0, 0)}
-    assert house.tracker.total_requests == 0
-
-
-async def test_a_router_without_costs_shows_the_load(make_house: MakeHouse) -> None:
-    house = make_house(router=round_robin)
-    await house.run(Mocker)
-
-    (view,) = house.models.get("m").explain(asked())
-
-    assert view.router == "round-robin"
-    assert [(rank.overlap, rank.shared, rank.cost, rank.best) for rank in view.ranks] == [(None, None, None, None)] * 2
 
 
 async def test_workers_that_may_not_be_chosen_are_shown_as_what_they_are(make_house: MakeHouse) -> None:

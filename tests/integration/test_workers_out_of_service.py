@@ -10,10 +10,8 @@ import pytest
 from dynamo_core import (
     BackendError,
     DisaggregationMode,
-    EngineConfig,
     EngineContext,
     GenerateContext,
-    LLMEngine,
     LLMEngineOutput,
     PluginConfig,
     PreprocessedRequest,
@@ -33,17 +31,17 @@ from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_runtime.dispatch.execution.pipeline import Deadlines
 from dynamo_runtime.worker.worker import Worker, WorkerLimits
 
+from tests.integration.parts import Plain
+
 PREFILL, DECODE = DisaggregationMode.PREFILL, DisaggregationMode.DECODE
 ONE_AT_A_TIME = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
 
 
-class Held(LLMEngine):
+class Held(Plain):
     """Gives one token, and the rest of the prompt once its gate is open.
 
     It gives none before the gate if it is `silent`, and `dies` there if it is told to.
     """
-
-    NAME = "held"
 
     def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
         super().__init__(config, worker)
@@ -51,9 +49,6 @@ class Held(LLMEngine):
         self.dies = False
         self.silent = False
         self.asked = 0
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         self.asked += 1
@@ -73,9 +68,6 @@ class Held(LLMEngine):
             yield LLMEngineOutput.cancelled()
             return
         yield LLMEngineOutput.length().with_tokens(request.token_ids[1:])
-
-    async def cleanup(self) -> None:
-        """Nothing to release."""
 
 
 def engine_of(worker: Worker) -> Held:
@@ -135,18 +127,6 @@ async def test_a_running_request_goes_on_and_new_ones_go_elsewhere(house: Any, s
         while (report := await tell(house, one)).requests:
             pass
     assert report == WorkerStateReport(state, 0, True)
-
-
-async def test_a_worker_that_is_back_in_service_gets_requests_again(house: Any) -> None:
-    (worker,) = await workers(house, "one")
-    engine_of(worker).gate.set()
-    await tell(house, worker, CORDONED)
-    with pytest.raises(Unavailable, match="all aggregated workers of model 'm' are cordoned or draining"):
-        await house.generate([1])
-
-    await tell(house, worker, SERVING)
-
-    assert await answer(house, [1, 2]) == [1, 2]
 
 
 async def test_a_model_whose_workers_are_all_cordoned_is_still_there(house: Any) -> None:

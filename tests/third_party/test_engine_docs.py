@@ -76,7 +76,6 @@ class Reader:
         self._environment = kept | {
             "PATH": f"{self._bin}{os.pathsep}{os.environ['PATH']}",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "XDG_CACHE_HOME": str(root / "cache"),
             # No network, and no library again.
             "PIP_NO_INDEX": "1",

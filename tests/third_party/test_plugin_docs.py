@@ -101,13 +101,6 @@ def test_the_line_that_proves_the_tutorials_plugin_is_loaded_is_the_one_shown(tu
     assert renamed(shown[1]).split() in [line.split() for line in output.splitlines()]
 
 
-async def test_the_engine_of_the_page_answers(tutorial: Path) -> None:
-    items = await _answer(_engine(), EngineContext("r"))
-
-    assert _text(items) == b"Hello!"
-    assert items[-1].finish_reason is FinishReason.STOP
-
-
 async def test_the_engine_of_the_page_keeps_the_rules(tutorial: Path) -> None:
     engine = _engine()
     stopped = EngineContext("r")

@@ -7,12 +7,12 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.e2e.asking import dynamo
 from tests.e2e.conftest import Server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "write-a-plugin.md").read_text()
@@ -33,11 +33,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def dynamo(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dynamo_runtime.cli.main", *words]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-
-
 def output_after(command: str) -> str:
     """What the page shows below a command."""
     return PAGE.split(f"```sh\n{command}```\n\n```")[1].split("\n", 1)[1].split("```")[0]
@@ -56,22 +51,26 @@ def test_of_the_framework_a_file_imports_only_the_top(name: str) -> None:
 
 
 @pytest.mark.parametrize("chapters", range(1, len(CONFIGS) + 1))
-def test_the_config_of_each_chapter_is_sound(folder: Path, chapters: int) -> None:
+def test_the_config_of_each_chapter_is_sound(folder: Path, monkeypatch: pytest.MonkeyPatch, chapters: int) -> None:
     config = folder / f"chapter{chapters}.yaml"
     config.write_text("".join(CONFIGS[:chapters]))
     config.chmod(0o644)
 
-    checked = dynamo(folder, "check", config.name)
+    monkeypatch.chdir(folder)
 
-    assert (checked.returncode, "The config is sound." in checked.stdout) == (0, True), checked.stderr
+    checked = dynamo("check", config.name)
+
+    assert (checked.exit_code, "The config is sound." in checked.stdout) == (0, True), checked.stderr
 
 
 @pytest.mark.parametrize("command", KITS, ids=lambda command: command.split()[1])
-def test_each_plugin_keeps_its_contract(folder: Path, command: str) -> None:
-    ran = dynamo(folder, *command.split())
+def test_each_plugin_keeps_its_contract(folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.chdir(folder)
+
+    ran = dynamo(*command.split())
 
     shown = output_after(f"dynamo {command}\n").split("…")[0]
-    assert (ran.returncode, shown in ran.stdout) == (0, True), ran.stdout + ran.stderr
+    assert (ran.exit_code, shown in ran.stdout) == (0, True), ran.stdout + ran.stderr
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

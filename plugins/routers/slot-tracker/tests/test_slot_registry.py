@@ -11,17 +11,9 @@ from dynamo_plugin_router_slot_tracker.schemas import Addition, Projection, Regi
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from plugins.conftest import Clock
+
 MODELS, TENANTS, WORKERS = ("m", "n"), ("default", "t"), (1, 2)
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def worker(worker_id: int = 1, model: str = "m", tenant: str = "default", **facts: int) -> Registration:

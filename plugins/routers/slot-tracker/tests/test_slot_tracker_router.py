@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -24,13 +24,9 @@ from dynamo_runtime.dispatch.pools.pool import Pool
 from dynamo_telemetry import Metrics
 from dynamo_testing.faults import BlackHole, Direction, FaultProxy, HalfOpen, Raw
 
+from plugins.conftest import until
+
 TOKEN = "a-token-that-is-long-enough"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in another part of the house
-            await asyncio.sleep(0.005)
 
 
 class House:

@@ -21,7 +21,8 @@ from dynamo_plugin_parsers_standard.response_template import TemplateParser
 from dynamo_plugin_parsers_standard.think import ThinkParser
 from dynamo_testing.parser.cost import Lines, allocated_by, check_cost, longest_text
 
-MB = 1024 * 1024
+#: Characters of a long text.
+LONG = 256 * 1024
 #: Characters in a piece of text.
 PIECE = 64
 #: Generous, and the same from first to last: lines of Python per piece, characters in the longest text that is kept,
@@ -108,18 +109,18 @@ CASES: dict[str, tuple[Make, str, str]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_piece_of_text_costs_the_same_after_a_megabyte_as_at_first(case: str, tools: Any) -> None:
+def test_a_piece_of_a_long_text_costs_the_same_at_its_end_as_at_first(case: str, tools: Any) -> None:
     make, head, body = CASES[case]
     parser = make(tools)
     parser.feed(head)
     text = (body * (2 * PIECE // len(body) + 2))[: 2 * PIECE + len(body)]
 
     with Lines() as lines:
-        for at in range(MB // PIECE):
+        for at in range(LONG // PIECE):
             start = at * PIECE % len(body)
             parser.feed(text[start : start + PIECE])
 
-    assert lines.count / (MB // PIECE) < LINES
+    assert lines.count / (LONG // PIECE) < LINES
     assert longest_text(parser) <= KEPT
     assert min(allocated_by(parser, text[:PIECE]) for _ in range(3)) < ALLOCATED
 

@@ -15,23 +15,23 @@ from dynamo_testing.brokered_kit import (
 
 
 class TestNatsOverItsServer(BrokeredTransportKit):
-    pass
+    QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
 class TestNats(DirectKit):
-    pass
+    QUICK_LOOP: ClassVar[str] = "uvloop"
 
 
 class TestNatsOverAWire(WireKit):
-    pass
+    QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
 class TestNatsThatHangs(BrokeredHangChecks):
-    pass
+    QUICK_LOOP: ClassVar[str] = "uvloop"
 
 
 class TestNatsDamaged(BrokeredDamageChecks):
-    pass
+    QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
 class TestNatsEvents(BrokeredEventsKit):

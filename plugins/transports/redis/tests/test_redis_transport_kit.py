@@ -15,23 +15,23 @@ from dynamo_testing.brokered_kit import (
 
 
 class TestRedisOverItsServer(BrokeredTransportKit):
-    pass
+    QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
 class TestRedis(DirectKit):
-    pass
+    QUICK_LOOP: ClassVar[str] = "uvloop"
 
 
 class TestRedisOverAWire(WireKit):
-    pass
+    QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
 class TestRedisThatHangs(BrokeredHangChecks):
-    pass
+    QUICK_LOOP: ClassVar[str] = "uvloop"
 
 
 class TestRedisDamaged(BrokeredDamageChecks):
-    pass
+    QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
 class TestRedisEvents(BrokeredEventsKit):

@@ -264,13 +264,3 @@ async def make_wire() -> AsyncIterator[Callable[[], Any]]:
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every asynchronous test runs on both loops: their transports differ."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-
-
-#: Parts of the names of tests that take long: on uvloop they run in the long lanes. The kit runs on it once.
-LONG_ON_UVLOOP = ("TestTcpOverAWire", "TestTcpThatHangs", "TestTcpDamaged", "do_not_pile_up", "busy_loop", "slow_way")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "transports/tcp" in item.nodeid and "uvloop" in item.name and any(map(item.nodeid.count, LONG_ON_UVLOOP)):
-            item.add_marker(pytest.mark.full)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import datetime
 from typing import Any
@@ -574,12 +573,3 @@ def test_no_field_is_both_read_and_without_effect() -> None:
         (OllamaOptions, fields_table.OLLAMA_OPTIONS),
     ):
         assert not set(kind.__struct_fields__) & set(table)
-
-
-async def test_a_client_that_leaves_ends_its_request(server: Any) -> None:
-    connection, call, _ = await server.begun(CHAT, chat())
-
-    await connection.aclose()
-
-    async with asyncio.timeout(10):
-        await call.released.wait()

@@ -100,17 +100,6 @@ async def test_tokens_are_those_that_count(server: Any, model: Any, stream: bool
         assert reply.json()["usage"]["completion_tokens"] == len(tokens)
 
 
-async def test_usage_in_every_chunk_and_tokens_go_together(server: Any, model: Any) -> None:
-    model.script = saying(b"a", b"b")
-    options = {"include_usage": True, "continuous_usage_stats": True}
-
-    reply = await server.chat(stream=True, return_token_ids=True, stream_options=options)
-
-    chunks = [event for event in reply.events if isinstance(event, dict)]
-    assert all("usage" in chunk for chunk in chunks)
-    assert streamed(reply) == [*b"ab", END]
-
-
 @pytest.mark.parametrize("fields", [{}, {"return_token_ids": False}, {"return_token_ids": None}])
 @pytest.mark.parametrize("stream", [True, False])
 async def test_tokens_are_not_there_unless_asked_for(server: Any, model: Any, stream: bool, fields: Any) -> None:

@@ -264,7 +264,7 @@ async def test_after_a_process_was_stopped_the_next_conversation_has_another(sto
     assert await render(store, ChatTemplate("{{ messages|length }}"), long=True) == "2"
 
 
-@pytest.mark.parametrize("megabytes", [0, 600])
+@pytest.mark.parametrize("megabytes", [0, 200])
 async def test_one_process_serves_many_conversations_however_large_the_frontend_is(
     store: TemplateStore, monkeypatch: pytest.MonkeyPatch, megabytes: int
 ) -> None:

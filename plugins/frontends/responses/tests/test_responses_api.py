@@ -359,7 +359,7 @@ async def test_an_answer_that_was_cut_off_is_incomplete_and_so_is_its_last_item(
     assert [item["status"] for item in response["output"]] == ["completed", "incomplete"]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 9), min_size=1, max_size=30))
 async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, model: Any, cuts: list[int]) -> None:
     model.says_cut(THOUGHT + "Ja, é😀.\n" + CALL + " so", cuts)
@@ -638,30 +638,6 @@ async def test_what_is_wrong_is_told_with_the_field(
 
     assert (reply.status, reply.json()["error"]["param"]) == (400, param), reply.body
     assert model.count == 0
-
-
-@pytest.mark.parametrize("name", ["previous_response_id", "conversation", "background"])
-async def test_what_would_have_to_be_stored_is_refused_with_what_to_do_instead(server: Any, name: str) -> None:
-    told = (await server.post(PATH, body(**{name: True if name == "background" else "id_1"}))).json()
-
-    assert told["error"]["message"].startswith(f"Unsupported value of parameter `{name}`: ")
-
-
-async def test_what_asks_for_nothing_is_accepted(server: Any, model: Any) -> None:
-    model.says("x")
-    fields = {
-        "store": False,
-        "background": False,
-        "include": [],
-        "truncation": "disabled",
-        "service_tier": "auto",
-        "previous_response_id": None,
-        "text": {"format": {"type": "text"}},
-        "tools": [],
-        "max_tool_calls": 3,
-    }
-
-    assert (await server.post(PATH, body(**fields))).status == 200
 
 
 async def test_errors_before_the_first_event_are_those_of_the_other_routes(server: Any, model: Any) -> None:

@@ -22,12 +22,12 @@ from dynamo_plugin_parsers_standard.think import ThinkParser
 from dynamo_testing.parser.cost import Lines, allocated_by, check_cost, longest_text
 
 #: Characters of a long text.
-LONG = 256 * 1024
+LONG = 64 * 1024
 #: Characters in a piece of text.
 PIECE = 64
 #: Generous, and the same from first to last: lines of Python per piece, characters in the longest text that is kept,
 #: bytes allocated at once for a piece.
-LINES, KEPT, ALLOCATED = 120, 4 * PIECE, 16 * 1024
+LINES, KEPT, ALLOCATED = 140, 4 * PIECE, 16 * 1024
 
 Parser = ToolCallParser | ReasoningParser
 Make = Callable[[Any], Parser]

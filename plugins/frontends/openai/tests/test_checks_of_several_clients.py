@@ -29,7 +29,6 @@ def ended(text: str, schema: dict[str, Any]) -> Choice:
 @pytest.fixture
 def checker(server: Any) -> SchemaChecker:
     checker: SchemaChecker = server.generation._checker
-    checker._timeout = 1.5
     return checker
 
 

@@ -169,19 +169,6 @@ async def test_annotations_come_before_the_first_chunk_and_before_the_finish_chu
     assert '"finish_reason":"stop"' in items[5]
 
 
-async def test_annotations_of_a_unary_answer_are_in_nvext(server: Any, model: Any) -> None:
-    model.script = lambda call: call.finish(text="x")
-
-    reply = await server.chat(nvext={"annotations": ["token_ids", "formatted_prompt", "timing"]})
-    without = await server.chat()
-
-    extension = reply.json()["nvext"]
-    assert extension["token_ids"] == list(PROMPT.encode())
-    assert extension["formatted_prompt"] == PROMPT
-    assert extension["timing"]["request_received_ms"] > 0
-    assert "nvext" not in without.json()
-
-
 async def test_an_engine_that_takes_text_gets_the_body_and_its_text_passes_through(cold_server: Any) -> None:
     model = cold_server.add_model(model_input="text", capabilities=[])
     await cold_server.start()
@@ -189,16 +176,13 @@ async def test_an_engine_that_takes_text_gets_the_body_and_its_text_passes_throu
     call_delta = {"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": '{"a"'}}]}
     more_delta = {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}]}
     usage = CompletionUsage(prompt_tokens=50, completion_tokens=9, total_tokens=59)
-
-    def script(call: Any) -> None:
-        call.put(LLMEngineOutput(text="Hel"))
-        call.put(LLMEngineOutput(text="lo"))
-        call.put(LLMEngineOutput(delta=call_delta))
-        call.put(LLMEngineOutput(delta=more_delta))
-        call.put(LLMEngineOutput(finish_reason=FinishReason.STOP, completion_usage=usage))
-        call.complete()
-
-    model.script = script
+    model.puts(
+        LLMEngineOutput(text="Hel"),
+        LLMEngineOutput(text="lo"),
+        LLMEngineOutput(delta=call_delta),
+        LLMEngineOutput(delta=more_delta),
+        LLMEngineOutput(finish_reason=FinishReason.STOP, completion_usage=usage),
+    )
 
     unary = await cold_server.chat(tools=tools)
     stream = await cold_server.chat(tools=tools, stream=True)

@@ -781,12 +781,7 @@ async def test_a_choice_that_asks_for_nothing_needs_no_tools(server: Any, model:
 
 async def test_an_engine_that_takes_text_gets_tools_of_other_types(cold_server: Any) -> None:
     model = cold_server.add_model(model_input="text")
-
-    def script(call: Any) -> None:
-        call.put(LLMEngineOutput(text=CALL, finish_reason=FinishReason.STOP))
-        call.complete()
-
-    model.script = script
+    model.puts(LLMEngineOutput(text=CALL, finish_reason=FinishReason.STOP))
     model.parsers = Parsers(HermesParser, ThinkParser)
     await cold_server.start()
 

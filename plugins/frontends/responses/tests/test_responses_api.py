@@ -264,14 +264,8 @@ async def test_a_form_of_the_text_guides_the_decoding(server: Any, model: Any, w
 
 async def test_an_engine_that_takes_text_gets_a_chat_request(cold_server: Any) -> None:
     model = cold_server.add_model(model_input="text")
-
-    def script(call: Any) -> None:
-        call.put(LLMEngineOutput(text="{}"))
-        usage = CompletionUsage(prompt_tokens=30, completion_tokens=9, total_tokens=39, cached_tokens=16)
-        call.put(LLMEngineOutput(finish_reason=FinishReason.STOP, completion_usage=usage))
-        call.complete()
-
-    model.script = script
+    usage = CompletionUsage(prompt_tokens=30, completion_tokens=9, total_tokens=39, cached_tokens=16)
+    model.puts(LLMEngineOutput(text="{}"), LLMEngineOutput(finish_reason=FinishReason.STOP, completion_usage=usage))
     await cold_server.start()
     wanted = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 from dynamo_testing.brokered_kit import (
     BrokeredDamageChecks,
     BrokeredEventsKit,
@@ -18,12 +19,13 @@ class TestRedisOverItsServer(BrokeredTransportKit):
     QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
+@pytest.mark.full
 class TestRedis(DirectKit):
-    QUICK_LOOP: ClassVar[str] = "uvloop"
+    """Without the wire between that the class below has."""
 
 
 class TestRedisOverAWire(WireKit):
-    QUICK_LOOP: ClassVar[str] = "asyncio"
+    QUICK_LOOP: ClassVar[str] = "uvloop"
 
 
 class TestRedisThatHangs(BrokeredHangChecks):

@@ -62,10 +62,10 @@ class TestTcpThatHangs(HangChecks):
         return TcpTransport, {}
 
 
+@pytest.mark.full
 class TestTcpThatHangsEncrypted(HangChecks):
     """With TLS and a secret; probes are plain."""
 
-    QUICK_LOOP: ClassVar[str] = "asyncio"
     CAN_SERVE_ELSEWHERE: ClassVar[bool] = True
 
     @pytest.fixture

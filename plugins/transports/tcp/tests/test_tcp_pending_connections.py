@@ -26,6 +26,8 @@ from plugins.conftest import until
 
 Make = Callable[..., TcpTransport]
 
+#: Loops behave alike here: the other one runs in the long lanes.
+QUICK_LOOP = "uvloop"
 WAIT = 10.0
 BYTES = Endpoint("bytes", int, bytes)
 OTHER = Endpoint("other", int, bytes)

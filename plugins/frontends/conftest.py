@@ -209,6 +209,16 @@ class FakeModel:
 
         self.script = script
 
+    def puts(self, *outputs: LLMEngineOutput) -> None:
+        """Answers every request with these items."""
+
+        def script(call: Call) -> None:
+            for output in outputs:
+                call.put(output)
+            call.complete()
+
+        self.script = script
+
     def says_cut(self, text: str, sizes: Sequence[int]) -> None:
         """Answers every request with this text, in pieces of these sizes in turn."""
         pieces: list[str] = []

@@ -105,292 +105,254 @@ def run(check: Callable[[House], Coroutine[Any, Any, T]], **config: Any) -> T:
         return runner.run(whole(loop))
 
 
+Check = Callable[[House], Coroutine[Any, Any, None]]
+
+
+def at_manual_time(**config: Any) -> Callable[[Check], Callable[[], None]]:
+    """Make a test of a check of a house with these settings."""
+    return lambda check: lambda: run(check, **config)
+
+
 async def refused(asked: Awaitable[Permit]) -> ServiceOverloaded:
     with pytest.raises(ServiceOverloaded) as error:
         await asked
     return error.value
 
 
-def test_who_waits_is_let_in_as_soon_as_a_worker_is_free() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        asked = house.asks()
-        await house.after()
-        assert (asked.done(), house.admission.held) == (False, 1)
+@at_manual_time()
+async def test_who_waits_is_let_through_to_the_router_when_no_worker_is_left_in_service(house: House) -> None:
+    house.load(BUSY)
+    asked = house.asks()
+    await house.after()
+    for number in (1, 2):
+        house.pool.add(Instance(instance_id=number, state="cordoned"), house.pool.cards[number])
+    # As the monitor does when a record is another one.
+    house.load(BUSY)
+    await house.after()
 
-        house.load(IDLE, 2)
-        await house.after()
-
-        (await asked).release(3)
-        assert house.admission.held == 0
-
-    run(check)
-
-
-def test_who_waits_is_let_through_to_the_router_when_no_worker_is_left_in_service() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        asked = house.asks()
-        await house.after()
-        for number in (1, 2):
-            house.pool.add(Instance(instance_id=number, state="cordoned"), house.pool.cards[number])
-        # As the monitor does when a record is another one.
-        house.load(BUSY)
-        await house.after()
-
-        (await asked).release(0)
-        (await house.ask()).release(0)
-
-    run(check)
+    (await asked).release(0)
+    (await house.ask()).release(0)
 
 
-def test_a_worker_out_of_service_has_no_places() -> None:
-    async def check(house: House) -> None:
-        house.pool.add(Instance(instance_id=2, state="draining"), house.pool.cards[2])
-        first, second = house.asks(), house.asks()
-        await house.after()
-        before = (first.done(), second.done())
-        (await first).release(0)
-        await house.after()
+@at_manual_time(requests_per_worker=1)
+async def test_a_worker_out_of_service_has_no_places(house: House) -> None:
+    house.pool.add(Instance(instance_id=2, state="draining"), house.pool.cards[2])
+    first, second = house.asks(), house.asks()
+    await house.after()
+    before = (first.done(), second.done())
+    (await first).release(0)
+    await house.after()
 
-        (await second).release(0)
-        assert before == (True, False)
-
-    run(check, requests_per_worker=1)
+    (await second).release(0)
+    assert before == (True, False)
 
 
-def test_of_those_who_wait_no_more_are_let_in_than_workers_are_free_until_loads_are_looked_at_again() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        asked = [house.asks() for _ in range(5)]
-        await house.after()
-        house.load(IDLE)
-        await house.after()
-        at_first = sum(task.done() for task in asked)
-        house.load(IDLE, 1)
-        await house.after()
+@at_manual_time()
+async def test_each_free_worker_lets_in_one_waiter_until_loads_are_looked_at_again(
+    house: House,
+) -> None:
+    house.load(BUSY)
+    asked = [house.asks() for _ in range(5)]
+    await house.after()
+    house.load(IDLE)
+    await house.after()
+    at_first = sum(task.done() for task in asked)
+    house.load(IDLE, 1)
+    await house.after()
 
-        assert (at_first, sum(task.done() for task in asked)) == (2, 4)
-
-    run(check)
-
-
-def test_who_waits_too_long_is_refused_and_told_when_to_come_back() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        asked = house.asks()
-        await house.after()
-        await house.after(29.9)
-        assert not asked.done()
-        await house.after(0.2)
-
-        assert (await refused(asked)).retry_after == 7
-        assert house.admission.held == 0
-        assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="waited") == 1
-
-    run(check)
+    assert (at_first, sum(task.done() for task in asked)) == (2, 4)
 
 
-def test_nobody_waits_past_the_deadline_of_who_asks() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        asked = house.asks(deadline=house.loop.time() + 2)
-        await house.after(2.1)
-        late = house.asks(deadline=house.loop.time() - 1)
-        await house.after()
+@at_manual_time()
+async def test_who_waits_too_long_is_refused_and_told_when_to_come_back(house: House) -> None:
+    house.load(BUSY)
+    asked = house.asks()
+    await house.after()
+    await house.after(29.9)
+    assert not asked.done()
+    await house.after(0.2)
 
-        await refused(asked)
-        await refused(late)
-        assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="deadline") == 2
-
-    run(check)
-
-
-def test_who_could_not_be_served_before_the_deadline_is_refused_at_once() -> None:
-    async def check(house: House) -> None:
-        permits = [await house.ask() for _ in range(2)]
-        waiting = [house.asks() for _ in range(30)]
-        await house.after()
-        # One a second is let in.
-        for one in waiting[:9]:
-            permits.pop().release(1)
-            await house.after(1)
-            permits.append(await one)
-
-        hurried = house.asks(deadline=house.loop.time() + 5)
-        patient = house.asks(deadline=house.loop.time() + 29)
-        quiet = house.asks("b", deadline=house.loop.time() + 5)
-        await house.after()
-
-        await refused(hurried)
-        assert (patient.done(), quiet.done()) == (False, False)
-
-    run(check, requests_per_worker=1)
+    assert (await refused(asked)).retry_after == 7
+    assert house.admission.held == 0
+    assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="waited") == 1
 
 
-def test_a_full_queue_refuses_before_the_prompt_is_looked_at() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        waiting = house.asks()
-        await house.after()
+@at_manual_time()
+async def test_nobody_waits_past_the_deadline_of_who_asks(house: House) -> None:
+    house.load(BUSY)
+    asked = house.asks(deadline=house.loop.time() + 2)
+    await house.after(2.1)
+    late = house.asks(deadline=house.loop.time() - 1)
+    await house.after()
 
-        with pytest.raises(ServiceOverloaded):
-            house.admission.precheck("m", Principal(tenant="a"), (house.pool,))
-
-        assert not waiting.done()
-        assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="full") == 1
-
-    run(check, max_queue=1)
+    await refused(asked)
+    await refused(late)
+    assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="deadline") == 2
 
 
-def test_a_quiet_tenant_takes_a_place_of_a_loud_one() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        loud = [house.asks("loud") for _ in range(3)]
-        await house.after()
-        quiet = house.asks("quiet")
-        await house.after()
-
-        assert [task.done() for task in loud] == [False, False, True]
-        assert house.sample("dynamo_admission_queue_requests", model="m", tenant="loud", priority="normal") == 2
-        await refused(loud[2])
-        house.load(IDLE, 1)
-        await house.after()
-        house.load(IDLE, 1)
-        await house.after()
-        assert quiet.done()
-
-    run(check, max_queue=3)
-
-
-def test_a_retry_goes_first_within_its_tenant() -> None:
-    async def check(house: House) -> None:
-        permits = [await house.ask() for _ in range(2)]
-        first = house.asks()
+@at_manual_time(requests_per_worker=1)
+async def test_who_could_not_be_served_before_the_deadline_is_refused_at_once(house: House) -> None:
+    permits = [await house.ask() for _ in range(2)]
+    waiting = [house.asks() for _ in range(30)]
+    await house.after()
+    # One a second is let in.
+    for one in waiting[:9]:
+        permits.pop().release(1)
         await house.after(1)
-        retry = house.asks(retries=1)
-        await house.after()
-        permits.pop().release(0)
-        await house.after()
+        permits.append(await one)
 
-        assert (first.done(), retry.done()) == (False, True)
+    hurried = house.asks(deadline=house.loop.time() + 5)
+    patient = house.asks(deadline=house.loop.time() + 29)
+    quiet = house.asks("b", deadline=house.loop.time() + 5)
+    await house.after()
 
-    run(check, requests_per_worker=1)
-
-
-def test_a_tenant_has_its_limit_while_others_go_on() -> None:
-    async def check(house: House) -> None:
-        held = await house.ask("a")
-        second = house.asks("a")
-        await house.after()
-        other = await house.ask("b")
-
-        assert not second.done()
-        held.release(1)
-        await house.after()
-        (await second).release(1)
-        other.release(1)
-
-    run(check, tenants={"a": TenantSettings(concurrency=1)})
+    await refused(hurried)
+    assert (patient.done(), quiet.done()) == (False, False)
 
 
-def test_places_are_kept_for_tenants_that_have_less_than_their_share() -> None:
-    async def check(house: House) -> None:
-        loud = [house.asks("loud") for _ in range(12)]
-        await house.after()
-        let_in = sum(task.done() for task in loud)
-        quiet = [await house.ask("quiet") for _ in range(2)]
-        third = house.asks("quiet")
-        await house.after()
+@at_manual_time(max_queue=1)
+async def test_a_full_queue_refuses_before_the_prompt_is_looked_at(house: House) -> None:
+    house.load(BUSY)
+    waiting = house.asks()
+    await house.after()
 
-        assert let_in == 8
-        assert not third.done()
-        # What comes back is for the quiet tenant, and kept for it.
-        (await loud[0]).release(1)
-        await house.after()
-        assert third.done()
-        (await loud[1]).release(1)
-        await house.after()
-        assert sum(task.done() for task in loud) == 8
-        for permit in [*quiet, await third]:
-            permit.release(1)
-        await house.after()
-        assert sum(task.done() for task in loud) == 10
+    with pytest.raises(ServiceOverloaded):
+        house.admission.precheck("m", Principal(tenant="a"), (house.pool,))
 
-    run(check, requests_per_worker=5, headroom=0.2)
+    assert not waiting.done()
+    assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="full") == 1
 
 
-def test_a_tenant_without_tokens_waits_until_it_has_some() -> None:
-    async def check(house: House) -> None:
-        (await house.ask(tokens=50, wants=100)).release(0)
-        asked = house.asks()
-        await house.after(3)
-        early = asked.done()
-        await house.after(2)
+@at_manual_time(max_queue=3)
+async def test_a_quiet_tenant_takes_a_place_of_a_loud_one(house: House) -> None:
+    house.load(BUSY)
+    loud = [house.asks("loud") for _ in range(3)]
+    await house.after()
+    quiet = house.asks("quiet")
+    await house.after()
 
-        assert early is False
-        (await asked).release(0)
-
-    run(check, default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
-
-
-def test_nothing_is_planned_for_a_tenant_without_tokens_once_nobody_of_it_waits() -> None:
-    async def check(house: House) -> None:
-        (await house.ask(tokens=50)).release(0)
-        asked = house.asks()
-        await house.after()
-        before = house.admission._timer
-        asked.cancel()
-        await house.after()
-
-        assert (before is None, house.admission._timer) == (False, None)
-
-    run(check, default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
+    assert [task.done() for task in loud] == [False, False, True]
+    assert house.sample("dynamo_admission_queue_requests", model="m", tenant="loud", priority="normal") == 2
+    await refused(loud[2])
+    house.load(IDLE, 1)
+    await house.after()
+    house.load(IDLE, 1)
+    await house.after()
+    assert quiet.done()
 
 
-def test_a_permit_counts_once_however_often_it_is_released() -> None:
-    async def check(house: House) -> None:
-        first, second = await house.ask(), await house.ask()
-        first.release(1)
-        first.release(1)
+@at_manual_time(requests_per_worker=1)
+async def test_a_retry_goes_first_within_its_tenant(house: House) -> None:
+    permits = [await house.ask() for _ in range(2)]
+    first = house.asks()
+    await house.after(1)
+    retry = house.asks(retries=1)
+    await house.after()
+    permits.pop().release(0)
+    await house.after()
 
-        assert house.admission.held == 1
-        second.release(1)
-
-    run(check)
-
-
-def test_a_tenant_that_would_be_without_tokens_for_long_is_told_how_long() -> None:
-    async def check(house: House) -> None:
-        (await house.ask(tokens=410)).release(0)
-
-        error = await refused(house.ask())
-
-        assert error.retry_after == pytest.approx(40, abs=0.1)
-        assert "tenant" in str(error)
-        assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="rate") == 1
-
-    run(check, default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
+    assert (first.done(), retry.done()) == (False, True)
 
 
-def test_expected_tokens_are_what_the_request_says_or_answers_so_far_were() -> None:
-    async def check(house: House) -> None:
-        model = house.admission._model("m")
-        asked = PreprocessedRequest(model="m", token_ids=[1, 2, 3])
-        before = model.cost(asked)
-        for _ in range(200):
-            (await house.ask()).release(10)
-        learned = model.cost(asked)
-        asked.stop_conditions.max_tokens = 4
-        bounded = model.cost(asked)
-        asked.stop_conditions.max_tokens = None
-        asked.routing = RoutingHints(expected_output_tokens=99)
+@at_manual_time(tenants={"a": TenantSettings(concurrency=1)})
+async def test_a_tenant_has_its_limit_while_others_go_on(house: House) -> None:
+    held = await house.ask("a")
+    second = house.asks("a")
+    await house.after()
+    other = await house.ask("b")
 
-        assert before == 3 + 256
-        assert learned == pytest.approx(13, abs=0.1)
-        assert (bounded, model.cost(asked)) == (7, 102)
+    assert not second.done()
+    held.release(1)
+    await house.after()
+    (await second).release(1)
+    other.release(1)
 
-    run(check)
+
+@at_manual_time(requests_per_worker=5, headroom=0.2)
+async def test_places_are_kept_for_tenants_that_have_less_than_their_share(house: House) -> None:
+    loud = [house.asks("loud") for _ in range(12)]
+    await house.after()
+    let_in = sum(task.done() for task in loud)
+    quiet = [await house.ask("quiet") for _ in range(2)]
+    third = house.asks("quiet")
+    await house.after()
+
+    assert let_in == 8
+    assert not third.done()
+    # What comes back is for the quiet tenant, and kept for it.
+    (await loud[0]).release(1)
+    await house.after()
+    assert third.done()
+    (await loud[1]).release(1)
+    await house.after()
+    assert sum(task.done() for task in loud) == 8
+    for permit in [*quiet, await third]:
+        permit.release(1)
+    await house.after()
+    assert sum(task.done() for task in loud) == 10
+
+
+@at_manual_time(default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
+async def test_a_tenant_without_tokens_waits_until_it_has_some(house: House) -> None:
+    (await house.ask(tokens=50, wants=100)).release(0)
+    asked = house.asks()
+    await house.after(3)
+    early = asked.done()
+    await house.after(2)
+
+    assert early is False
+    (await asked).release(0)
+
+
+@at_manual_time(default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
+async def test_nothing_is_planned_for_a_tenant_without_tokens_once_nobody_of_it_waits(house: House) -> None:
+    (await house.ask(tokens=50)).release(0)
+    asked = house.asks()
+    await house.after()
+    before = house.admission._timer
+    asked.cancel()
+    await house.after()
+
+    assert (before is None, house.admission._timer) == (False, None)
+
+
+@at_manual_time()
+async def test_a_permit_counts_once_however_often_it_is_released(house: House) -> None:
+    first, second = await house.ask(), await house.ask()
+    first.release(1)
+    first.release(1)
+
+    assert house.admission.held == 1
+    second.release(1)
+
+
+@at_manual_time(default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
+async def test_a_tenant_that_would_be_without_tokens_for_long_is_told_how_long(house: House) -> None:
+    (await house.ask(tokens=410)).release(0)
+
+    error = await refused(house.ask())
+
+    assert error.retry_after == pytest.approx(40, abs=0.1)
+    assert "tenant" in str(error)
+    assert house.sample("dynamo_admission_refusals_total", model="m", tenant="a", reason="rate") == 1
+
+
+@at_manual_time()
+async def test_expected_tokens_are_what_the_request_says_or_answers_so_far_were(house: House) -> None:
+    model = house.admission._model("m")
+    asked = PreprocessedRequest(model="m", token_ids=[1, 2, 3])
+    before = model.cost(asked)
+    for _ in range(200):
+        (await house.ask()).release(10)
+    learned = model.cost(asked)
+    asked.stop_conditions.max_tokens = 4
+    bounded = model.cost(asked)
+    asked.stop_conditions.max_tokens = None
+    asked.routing = RoutingHints(expected_output_tokens=99)
+
+    assert before == 3 + 256
+    assert learned == pytest.approx(13, abs=0.1)
+    assert (bounded, model.cost(asked)) == (7, 102)
 
 
 @pytest.mark.parametrize("moment", ["before the line moves", "before it can run"])
@@ -418,118 +380,90 @@ def test_one_that_is_given_up_as_it_is_let_in_gives_its_permit_back(moment: str)
     run(check, requests_per_worker=1)
 
 
-def test_one_that_is_given_up_as_its_place_is_taken_is_counted_once() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        asked = house.asks("loud")
-        more = house.asks("loud")
-        await house.after()
-        more.cancel()
-        quiet = house.asks("quiet")
-        await house.after()
+@at_manual_time()
+async def test_those_who_wait_are_refused_when_it_is_closed(house: House) -> None:
+    house.load(BUSY)
+    asked = house.asks()
+    await house.after()
+    await house.admission.aclose()
 
-        assert more.cancelled()
-        assert (asked.done(), quiet.done(), house.admission.held) == (False, False, 2)
-
-    run(check, max_queue=2)
+    await refused(asked)
+    await refused(house.ask())
+    assert house.admission.held == 0
 
 
-def test_those_who_wait_are_refused_when_it_is_closed() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        asked = house.asks()
-        await house.after()
-        await house.admission.aclose()
+@at_manual_time()
+async def test_metrics_follow_the_queue_and_do_not_grow_without_bound(house: House) -> None:
+    house.load(BUSY)
+    asked = [house.asks(f"t{number}", priority=1) for number in range(80)]
+    await house.after()
 
-        await refused(asked)
-        await refused(house.ask())
-        assert house.admission.held == 0
-
-    run(check)
-
-
-def test_metrics_follow_the_queue_and_do_not_grow_without_bound() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        asked = [house.asks(f"t{number}", priority=1) for number in range(80)]
-        await house.after()
-
-        depth = "dynamo_admission_queue_requests"
-        assert house.sample(depth, model="m", tenant="t0", priority="high") == 1
-        assert house.sample(depth, model="m", tenant=OTHERS, priority="high") == 16
-        for task in asked:
-            task.cancel()
-        await house.after()
-        assert house.sample(depth, model="m", tenant="t0", priority="high") == 0
-        assert house.sample(depth, model="m", tenant=OTHERS, priority="high") == 0
-
-    run(check)
+    depth = "dynamo_admission_queue_requests"
+    assert house.sample(depth, model="m", tenant="t0", priority="high") == 1
+    assert house.sample(depth, model="m", tenant=OTHERS, priority="high") == 16
+    for task in asked:
+        task.cancel()
+    await house.after()
+    assert house.sample(depth, model="m", tenant="t0", priority="high") == 0
+    assert house.sample(depth, model="m", tenant=OTHERS, priority="high") == 0
 
 
-def test_more_places_let_in_what_waits_and_fewer_cut_nothing() -> None:
-    async def check(house: House) -> None:
-        asked = [house.asks() for _ in range(6)]
-        await house.after()
-        before = sum(task.done() for task in asked)
-        await house.reconfigure(requests_per_worker=2)
-        await house.after()
-        more = sum(task.done() for task in asked)
-        await house.reconfigure(requests_per_worker=1)
-        await house.after()
+@at_manual_time(requests_per_worker=1)
+async def test_more_places_let_in_what_waits_and_fewer_cut_nothing(house: House) -> None:
+    asked = [house.asks() for _ in range(6)]
+    await house.after()
+    before = sum(task.done() for task in asked)
+    await house.reconfigure(requests_per_worker=2)
+    await house.after()
+    more = sum(task.done() for task in asked)
+    await house.reconfigure(requests_per_worker=1)
+    await house.after()
 
-        assert (before, more, sum(task.done() for task in asked)) == (2, 4, 4)
-        for task in asked[:4]:
-            (await task).release(1)
-        await house.after()
-        assert sum(task.done() for task in asked) == 6
-
-    run(check, requests_per_worker=1)
+    assert (before, more, sum(task.done() for task in asked)) == (2, 4, 4)
+    for task in asked[:4]:
+        (await task).release(1)
+    await house.after()
+    assert sum(task.done() for task in asked) == 6
 
 
-def test_another_size_and_another_wait_count_for_who_comes_next() -> None:
-    async def check(house: House) -> None:
-        house.load(BUSY)
-        house.asks()
-        await house.after()
-        assert (await refused(house.ask())).retry_after == 7.0
+@at_manual_time(max_queue=1)
+async def test_another_size_and_another_wait_count_for_who_comes_next(house: House) -> None:
+    house.load(BUSY)
+    house.asks()
+    await house.after()
+    assert (await refused(house.ask())).retry_after == 7.0
 
-        await house.reconfigure(max_queue=2, max_wait=1.0)
-        asked = house.asks()
-        await house.after()
-        assert not asked.done()
-        await house.after(1.1)
+    await house.reconfigure(max_queue=2, max_wait=1.0)
+    asked = house.asks()
+    await house.after()
+    assert not asked.done()
+    await house.after(1.1)
 
-        await refused(asked)
-
-    run(check, max_queue=1)
+    await refused(asked)
 
 
-def test_a_rate_begins_with_savings_however_much_the_tenant_had_used_before() -> None:
-    async def check(house: House) -> None:
-        held = await house.ask("a", tokens=5000, wants=0)
-        await house.reconfigure(tenants={"a": TenantSettings(tokens_per_second=10)})
+@at_manual_time()
+async def test_a_rate_begins_with_savings_however_much_the_tenant_had_used_before(house: House) -> None:
+    held = await house.ask("a", tokens=5000, wants=0)
+    await house.reconfigure(tenants={"a": TenantSettings(tokens_per_second=10)})
 
-        (await house.ask("a", tokens=50, wants=0)).release(0)
-        held.release(0)
-        assert house.admission.held == 0
-
-    run(check)
+    (await house.ask("a", tokens=50, wants=0)).release(0)
+    held.release(0)
+    assert house.admission.held == 0
 
 
-def test_a_debt_is_paid_at_the_rate_of_its_time() -> None:
-    async def check(house: House) -> None:
-        (await house.ask("a", tokens=100, wants=0)).release(0)
-        # It owes 90, and pays 50 of them before the rate changes.
-        await house.after(5.0)
-        await house.reconfigure(tenants={"a": TenantSettings(tokens_per_second=1, burst_tokens=10)})
+@at_manual_time(tenants={"a": TenantSettings(tokens_per_second=10, burst_tokens=10)}, max_wait=100)
+async def test_a_debt_is_paid_at_the_rate_of_its_time(house: House) -> None:
+    (await house.ask("a", tokens=100, wants=0)).release(0)
+    # It owes 90, and pays 50 of them before the rate changes.
+    await house.after(5.0)
+    await house.reconfigure(tenants={"a": TenantSettings(tokens_per_second=1, burst_tokens=10)})
 
-        asked = house.asks("a")
-        await house.after(39.0)
-        assert not asked.done()
-        await house.after(1.1)
-        (await asked).release(0)
-
-    run(check, tenants={"a": TenantSettings(tokens_per_second=10, burst_tokens=10)}, max_wait=100)
+    asked = house.asks("a")
+    await house.after(39.0)
+    assert not asked.done()
+    await house.after(1.1)
+    (await asked).release(0)
 
 
 _STEPS = st.one_of(

@@ -87,22 +87,6 @@ def several(count: int, **settings: float) -> tuple[Memory, list[Frontend]]:
     return store, frontends
 
 
-def test_requests_of_others_count_until_they_say_that_they_are_over() -> None:
-    _, (one, two) = several(2, concurrency=2)
-    one.begin()
-    one.begin()
-    one.tell()
-    before = two.book.full("a")
-    two.apply()
-    heard = two.book.full("a"), two.book.full("b")
-    one.end()
-    settle([one, two])
-
-    assert (before, heard) == (False, (True, False))
-    assert not two.book.full("a")
-    assert two.book.running("a") == 0
-
-
 def test_hearing_says_whether_anything_is_different() -> None:
     store, (one, two) = several(2, concurrency=2)
     same = two.apply()
@@ -112,19 +96,6 @@ def test_hearing_says_whether_anything_is_different() -> None:
 
     assert (same, news, two.apply()) == (False, True, True)
     assert len(two.peers) == 0
-
-
-def test_tokens_that_others_spend_are_taken_off_and_what_comes_back_is_given_back() -> None:
-    _, (one, two) = several(2, tokens_per_second=10, burst_tokens=5)
-    one.begin(25)
-    settle([one, two])
-    spent = two.wait()
-    one.end(-21)
-    settle([one, two])
-
-    assert spent == pytest.approx(2)
-    assert (one.wait(), two.wait()) == (0, 0)
-    assert one.left() == two.left() == pytest.approx(1)
 
 
 def test_what_comes_back_beyond_the_savings_of_one_is_lost_for_all() -> None:

@@ -44,15 +44,6 @@ def drained(queue: RequestQueue[None], now: float = 0.0, count: int = 1000) -> l
 # Who is next.
 
 
-def test_one_tenant_is_served_in_the_order_of_arrival() -> None:
-    queue = line()
-    came = [waiter("a", at) for at in (0, 1, 2)]
-    for one in came:
-        queue.add(one)
-
-    assert drained(queue, 3) == came
-
-
 def test_a_higher_priority_goes_first() -> None:
     queue = line()
     low, high = waiter("a", 0), waiter("b", 1, priority=1)
@@ -93,17 +84,6 @@ def test_a_tenant_with_four_times_the_weight_gets_four_times_as_much() -> None:
     served = [one.tenant for one in drained(queue, count=50)]
 
     assert 39 <= served.count("heavy") <= 41
-
-
-def test_large_requests_count_as_many_small_ones() -> None:
-    queue = line(size=500)
-    for _ in range(100):
-        queue.add(waiter("a", cost=10))
-        queue.add(waiter("b", cost=1))
-
-    served = drained(queue, count=55)
-
-    assert sum(one.cost for one in served if one.tenant == "a") == pytest.approx(50, abs=11)
 
 
 def test_what_an_answer_really_cost_counts() -> None:
@@ -236,35 +216,6 @@ def test_a_wait_is_told_from_how_fast_others_were_let_in() -> None:
 
 def limits(**settings: float) -> TenantLimits:
     return TenantLimits(lambda _: TenantSettings.model_validate(settings))
-
-
-def test_a_tenant_has_no_more_at_once_than_it_may() -> None:
-    book = limits(concurrency=2)
-    book.begin("a", 1, 0)
-    before = book.full("a")
-    book.begin("a", 1, 0)
-
-    assert (before, book.full("a"), book.full("b")) == (False, True, False)
-    book.end("a", 0, 1)
-    assert not book.full("a")
-
-
-def test_a_tenant_in_debt_waits_until_it_is_paid_off() -> None:
-    book = limits(tokens_per_second=10, burst_tokens=5)
-    at_first = book.ready_at("a", 0)
-    book.begin("a", 25, 0)
-
-    assert at_first == 0
-    assert book.ready_at("a", 0) == pytest.approx(2)
-    assert book.ready_at("a", 2.001) == 2.001
-
-
-def test_what_was_not_used_comes_back() -> None:
-    book = limits(tokens_per_second=10, burst_tokens=5)
-    book.begin("a", 25, 0)
-    book.end("a", -21, 0)
-
-    assert book.ready_at("a", 0) == 0
 
 
 @given(

@@ -23,6 +23,8 @@ from dynamo_telemetry import Metrics
 from dynamo_testing.certificates import make_certificates
 from pydantic import ValidationError
 
+from plugins.conftest import until
+
 DEADLINE = 30.0
 LIMITS = {"a": {"concurrency": 2}}
 README = Path(__file__).parents[1] / "README.md"
@@ -65,13 +67,6 @@ class House:
     @property
     def stale(self) -> float | None:
         return self.sample("shared_stale")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Returns once something holds that the background brings about."""
-    async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.005)
 
 
 async def soon(asked: asyncio.Task[Permit]) -> Permit:

@@ -14,7 +14,7 @@ from dynamo_core.errors import RateLimited
 from dynamo_plugin_admission_rate_limit.buckets import Bucket
 from dynamo_plugin_admission_rate_limit.config import RateLimitConfig
 from dynamo_plugin_admission_rate_limit.rules import Rule
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 Run: TypeAlias = Callable[..., None]
@@ -58,7 +58,6 @@ _STEPS = st.one_of(
 
 
 @given(st.lists(_STEPS, max_size=60))
-@settings(deadline=None, max_examples=150)
 def test_requests_are_let_in_exactly_as_the_model_says(run: Run, steps: list[tuple[str, Any, Any]]) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         began = clock.now
@@ -112,7 +111,6 @@ def within_the_rate(account: Account) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 40), st.integers(0, 5)), max_size=40))
-@settings(deadline=None, max_examples=100)
 def test_with_several_rules_a_request_must_be_within_all_of_them(run: Run, asks: list[tuple[str, int, int]]) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         began = clock.now

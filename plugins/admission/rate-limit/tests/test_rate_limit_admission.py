@@ -30,34 +30,12 @@ def test_requests_of_a_minute_are_let_in_at_once_and_then_at_the_rate(run: Run) 
     run(check, requests_per_minute=6)
 
 
-def test_a_burst_is_what_can_be_saved_up(run: Run) -> None:
-    async def check(frontend: Any, clock: Any) -> None:
-        for _ in range(3):
-            clock.now += 3600
-            for _ in range(2):
-                await frontend.answer()
-            await frontend.refused()
-
-    run(check, requests_per_minute=60, burst_requests=2)
-
-
 def test_a_rate_below_one_a_minute_lets_a_whole_request_in(run: Run) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         await frontend.answer()
         assert (await frontend.refused()).retry_after == pytest.approx(120)
 
     run(check, requests_per_minute=0.5)
-
-
-def test_a_refused_request_costs_nothing_in_any_rule(run: Run) -> None:
-    async def check(frontend: Any, clock: Any) -> None:
-        await frontend.answer("a", tenant="t")
-        for _ in range(5):
-            await frontend.refused("a", tenant="t")
-        await frontend.answer("b", tenant="t")
-        await frontend.refused("c", tenant="t")
-
-    run(check, requests_per_minute=1, limits=[{"by": "tenant", "requests_per_minute": 2}])
 
 
 def test_tokens_of_the_prompt_count_at_once_and_those_of_the_answer_at_its_end(run: Run) -> None:

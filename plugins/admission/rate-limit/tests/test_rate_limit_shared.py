@@ -14,19 +14,16 @@ import pytest
 import redis
 from dynamo_core.errors import ConfigError, RateLimited, ServiceOverloaded
 
+from plugins.conftest import until
+
 DEADLINE = 15.0
 README = Path(__file__).parents[1] / "README.md"
 #: A burst that no test lives long enough to see filled up.
 FEW: dict[str, Any] = {"requests_per_minute": 0.5, "burst_requests": 20}
+#: An idle frontend asks the server after a third of `ttl`, and notices so that it is away.
+QUICK: dict[str, Any] = {"ttl": 6.0, "timeout": 3.0}
 
 Make: TypeAlias = Callable[..., Any]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Returns once something holds that the background brings about."""
-    async with asyncio.timeout(DEADLINE):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.005)
 
 
 def reached(*frontends: Any) -> Callable[[], bool]:
@@ -193,7 +190,7 @@ async def test_one_that_ends_gives_all_back_at_once_and_everything_expires(make:
 async def test_each_frontend_keeps_the_limits_for_itself_while_redis_is_away_and_tells_what_was_spent(
     make: Make, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    both = [await make(**FEW), await make(**FEW)]
+    both = [await make(QUICK, **FEW), await make(QUICK, **FEW)]
     assert await granted(both[:1], 1, 5) == 5
     with caplog.at_level(logging.INFO):
         server.kill()
@@ -212,7 +209,7 @@ async def test_each_frontend_keeps_the_limits_for_itself_while_redis_is_away_and
 
 
 async def test_every_request_is_let_in_while_redis_is_away_if_the_settings_say_so(make: Make, server: Any) -> None:
-    frontend = await make({"on_outage": "allow"}, concurrent_requests=5, **FEW)
+    frontend = await make(QUICK | {"on_outage": "allow"}, concurrent_requests=5, **FEW)
     server.kill()
     await until(away(frontend))
 
@@ -229,7 +226,7 @@ async def test_every_request_is_let_in_while_redis_is_away_if_the_settings_say_s
 
 
 async def test_what_has_a_limit_is_refused_while_redis_is_away_if_the_settings_say_so(make: Make, server: Any) -> None:
-    frontend = await make({"on_outage": "refuse"}, limits=[{"keys": ["a"], **FEW}])
+    frontend = await make(QUICK | {"on_outage": "refuse"}, limits=[{"keys": ["a"], **FEW}])
     held = await frontend.ask()
     server.kill()
     await until(away(frontend))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
 from dynamo_telemetry import Metrics
+from dynamo_testing.certificates import make_certificates
 from pydantic import ValidationError
 
 #: Time enough for a login on a busy machine, in which etcd computes more than in all the rest.
@@ -156,29 +155,11 @@ async def test_a_service_that_is_no_etcd_is_told_from_a_cluster_that_fails(
     assert ("does not serve" if is_etcd else f"this is no etcd: {url} answers HTTP {status}") in str(raised.value)
 
 
-@pytest.fixture
-def certificates(tmp_path: Path) -> Path:
-    """An authority, and a certificate for 127.0.0.1 that serves both sides."""
-    if shutil.which("openssl") is None:
-        pytest.skip("the openssl command is not installed")
-    folder = tmp_path / "certificates"
-    folder.mkdir()
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    for words in (
-        ["req", "-x509", *curve, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.pem"],
-        ["req", *curve, "-subj", "/CN=node", "-keyout", "node.key", "-out", "node.csr"],
-        ["x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-         "-extfile", "names", "-out", "node.pem"],
-    ):  # fmt: skip
-        (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
-        subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=folder)
-    return folder
-
-
 async def test_over_tls_the_servers_certificate_is_checked_and_a_client_certificate_shown(
-    make_etcd: Any, make_on: Any, see: Any, certificates: Path
+    make_etcd: Any, make_on: Any, see: Any, tmp_path: Path
 ) -> None:
-    ca, cert, key = (str(certificates / name) for name in ("ca.pem", "node.pem", "node.key"))
+    certificates = await asyncio.to_thread(make_certificates, tmp_path, node="IP:127.0.0.1")
+    ca, cert, key = (str(certificates / name) for name in ("ca.crt", "node.crt", "node.key"))
     etcd = make_etcd(
         "--cert-file", cert, "--key-file", key, "--trusted-ca-file", ca, "--client-cert-auth",
         tls_ca=Path(ca), tls_client=(cert, key),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
 from dynamo_testing.discovery.stores import StoreKit
 
 
@@ -15,8 +14,3 @@ class TestAClusterThatHangs(StoreKit):
     @pytest.fixture
     def store(self, etcd: Any) -> Any:
         return etcd
-
-
-def test_it_is_for_several_processes() -> None:
-    assert EtcdDiscovery.CROSS_PROCESS
-    assert EtcdDiscovery.NAME == "etcd"

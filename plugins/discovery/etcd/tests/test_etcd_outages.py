@@ -15,7 +15,7 @@ from dynamo_core.errors import CannotConnect
 STALE, FRESH = WatchKind.STALE, WatchKind.FRESH
 
 #: Many heartbeats in a ttl, for what must be back before one is over.
-PATIENT = {"ttl": 5.0, "heartbeat": 0.3}
+PATIENT = {"ttl": 4.0, "heartbeat": 0.3}
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["with its data", "empty"])
@@ -65,7 +65,8 @@ async def test_when_somebody_empties_a_running_etcd_nobody_is_told_as_gone_who_c
 
 
 async def test_who_died_while_etcd_was_away_is_gone_after_it_is_back(etcd: Any, make: Any, see: Any) -> None:
-    dies, stays, seen = make(), make(), see(make())
+    short = {"ttl": 2.0, "timeout": 1.0}
+    dies, stays, seen = make(**short), make(**short), see(make(**short))
     await (await dies.lease()).put("dies", b"")
     await (await stays.lease()).put("stays", b"")
     await seen.shows({"dies": b"", "stays": b""})
@@ -238,7 +239,7 @@ async def test_another_member_takes_over_from_one_that_is_killed_or_hangs(
 
 
 async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(etcd: Any, make: Any) -> None:
-    lease = await make().lease(2.0)
+    lease = await make().lease(1.0)
     await lease.put("a", b"1")
     blocked = threading.Event()
 
@@ -251,7 +252,7 @@ async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(etcd: Any, ma
     with ThreadPoolExecutor(1) as pool:
         looking = pool.submit(look_from_elsewhere)
         # An engine that loads its weights without giving way.
-        time.sleep(4.5)  # noqa: ASYNC251
+        time.sleep(2.5)  # noqa: ASYNC251
         blocked.set()
         assert looking.result(timeout=5) == {1}
     assert not lease.lost.is_set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 
+import pytest
 from dynamo_core import WatchEvent, WatchKind
 from dynamo_plugin_discovery_etcd.view import View
 from dynamo_plugin_discovery_etcd.wire import Change, Keys, Listing, Record
@@ -132,20 +133,12 @@ def test_a_store_that_somebody_empties_leaves_the_view_as_it_was_until_everybody
     assert view.tick(1.0 + TTL) == [WatchEvent(WatchKind.DELETE, "c"), WatchEvent(WatchKind.FRESH)]
 
 
-def test_a_lease_that_ends_takes_all_of_its_records_at_once() -> None:
+@pytest.mark.parametrize(("lease", "revision"), [(1, 51), (2, 52)], ids=["one lease", "two leases"])
+def test_records_of_leases_that_end_are_gone_at_once(lease: int, revision: int) -> None:
     view = View(TTL)
-    view.listed(Listing(7, 50, {"a": Record(1, 49, b"1"), "b": Record(1, 50, b"1")}), 0, 0.0)
+    view.listed(Listing(7, 50, {"a": Record(1, 49, b"1"), "b": Record(lease, 50, b"1")}), 0, 0.0)
 
-    gone = view.changed([Change("a", 51, None), Change("b", 51, None)], 1.0)
-
-    assert gone == [WatchEvent(WatchKind.DELETE, "a"), WatchEvent(WatchKind.DELETE, "b")]
-
-
-def test_leases_that_end_one_after_the_other_are_gone_at_once_though_they_are_heard_of_together() -> None:
-    view = View(TTL)
-    view.listed(Listing(7, 50, {"a": Record(1, 49, b"1"), "b": Record(2, 50, b"1")}), 0, 0.0)
-
-    gone = view.changed([Change("a", 51, None), Change("b", 52, None)], 1.0)
+    gone = view.changed([Change("a", 51, None), Change("b", revision, None)], 1.0)
 
     assert gone == [WatchEvent(WatchKind.DELETE, "a"), WatchEvent(WatchKind.DELETE, "b")]
 
@@ -171,13 +164,6 @@ def test_a_change_that_a_listing_had_already_is_passed_over() -> None:
     view.listed(Listing(7, 7, {"a": Record(1, 7, b"new")}), 0, 0.0)
 
     assert view.changed([Change("a", 6, Record(1, 6, b"old"))], 1.0) == []
-
-
-def test_without_an_outage_a_record_that_is_gone_is_gone_at_once() -> None:
-    view = View(TTL)
-    view.listed(Listing(7, 5, {"a": Record(1, 5, b"1")}), 0, 0.0)
-
-    assert view.changed([Change("a", 6, None)], 1.0) == [WatchEvent(WatchKind.DELETE, "a")]
 
 
 @given(st.text(min_size=1).filter(lambda key: key.isprintable()), st.text("abc/", min_size=1))

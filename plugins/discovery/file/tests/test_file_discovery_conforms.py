@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from dynamo_plugin_discovery_file.discovery import FileConfig, FileDiscovery
-from dynamo_plugin_discovery_file.lease import FileLease
 from dynamo_telemetry import Metrics
 from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 
@@ -46,9 +45,3 @@ class TestFileDiscovery(DiscoveryKit):
     def _path(directories: Directories) -> Path:
         assert isinstance(directories.one, FileDiscovery)
         return directories.one.path
-
-
-def test_a_lease_of_this_plugin_is_what_the_kit_has_checked() -> None:
-    assert FileDiscovery.CROSS_PROCESS
-    assert FileDiscovery.NAME == "file"
-    assert FileLease.__abstractmethods__ == frozenset()

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from pathlib import Path
 
-import pytest
 from dynamo_core import WatchKind
 from dynamo_plugin_discovery_file.clock import SYSTEM
 from dynamo_plugin_discovery_file.discovery import FileDiscovery
@@ -54,19 +53,6 @@ async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(make: Make) -
 
     assert seen == [WatchKind.PUT]
     assert not lease.lost.is_set()
-
-
-async def test_leases_end_their_thread_when_discovery_is_closed(make: Make) -> None:
-    discovery = make()
-    await discovery.lease()
-    assert any(thread.name == "discovery-heartbeat" for thread in threading.enumerate())
-
-    await discovery.aclose()
-    await discovery.aclose()
-
-    assert not any(thread.name == "discovery-heartbeat" for thread in threading.enumerate())
-    with pytest.raises(ValueError, match="closed"):
-        await discovery.lease()
 
 
 async def test_a_watch_of_a_folder_that_cannot_be_read_says_so_and_goes_on_when_it_can(

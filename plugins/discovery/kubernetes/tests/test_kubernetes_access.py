@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import shutil
 import socket
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from dynamo_plugin_discovery_kubernetes.access import Token, find_access
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
 from dynamo_plugin_discovery_kubernetes.discovery import KubernetesDiscovery
 from dynamo_telemetry import Metrics
+from dynamo_testing.certificates import make_certificates
 from pydantic import ValidationError
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -87,11 +88,12 @@ async def test_trying_out_writes_nothing(api: Any, make: Any) -> None:
     assert api.version == before
 
 
-async def test_without_the_permission_for_pods_leases_have_no_owner(
-    api: Any, make: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("how", [{"token": "role", "pod": "worker-0"}, {"pod": "nobody"}], ids=["forbidden", "unknown"])
+async def test_leases_of_a_pod_that_cannot_be_read_have_no_owner(
+    api: Any, make: Any, how: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     api.tokens["role"] = documented_role() - {("get", "pods")}
-    discovery = make(token="role", pod="worker-0")
+    discovery = make(**how)
 
     await discovery.start()
     await discovery.lease()
@@ -217,28 +219,12 @@ def test_files_that_are_missing_are_named(tmp_path: Path, account: Path) -> None
         find_access(KubernetesConfig(url="https://127.0.0.1:8001", service_account=account))
 
 
-@pytest.fixture
-def certificates(tmp_path: Path) -> Path:
-    """An authority, and a certificate for 127.0.0.1."""
-    if shutil.which("openssl") is None:
-        pytest.skip("the openssl command is not installed")
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
-    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    for words in (
-        ["req", "-x509", *curve, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt"],
-        ["req", *curve, "-subj", "/CN=node", "-keyout", "node.key", "-out", "node.csr"],
-        ["x509", "-req", "-in", "node.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2",
-         "-extfile", "names", "-out", "node.pem"],
-    ):  # fmt: skip
-        subprocess.run(["openssl", *words], check=True, capture_output=True, cwd=tmp_path)
-    return tmp_path
-
-
 async def test_the_servers_certificate_is_checked_against_the_service_accounts_authority(
-    serve: Any, make: Any, see: Any, certificates: Path, account: Path
+    serve: Any, make: Any, see: Any, tmp_path: Path, account: Path
 ) -> None:
+    certificates = await asyncio.to_thread(make_certificates, tmp_path, node="IP:127.0.0.1")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificates / "node.pem", certificates / "node.key")
+    context.load_cert_chain(certificates / "node.crt", certificates / "node.key")
     api = await serve(tls=context)
     api.namespaces.add("inference")
     api.tokens = {"first": None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_plugin_discovery_kubernetes.discovery import KubernetesDiscovery
 from dynamo_testing.discovery.stores import StoreKit
 from dynamo_testing.discovery_kit import Directories
 
@@ -19,6 +18,7 @@ class KubernetesKit(StoreKit):
         return api
 
 
+@pytest.mark.full
 class TestAServerThatGoesAway(KubernetesKit):
     async def cut_store(self, directories: Directories) -> None:
         await self.server.stop()
@@ -33,8 +33,3 @@ class TestAServerThatHangs(KubernetesKit):
 
     async def restore_store(self, directories: Directories) -> None:
         await self.server.resume()
-
-
-def test_it_is_for_several_processes() -> None:
-    assert KubernetesDiscovery.CROSS_PROCESS
-    assert KubernetesDiscovery.NAME == "kubernetes"

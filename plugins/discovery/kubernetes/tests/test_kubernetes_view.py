@@ -163,21 +163,6 @@ def test_a_lease_that_is_seen_first_is_judged_by_its_time_with_allowance_for_clo
     ]
 
 
-def test_a_record_whose_lease_is_not_there_is_not_shown() -> None:
-    view = View(TTL)
-    assert read(view, [], [record(3, 1, "a")], 5, 0.0) == []
-
-
-def test_a_key_that_two_leases_put_is_the_last_ones_and_falls_back_to_the_other() -> None:
-    view = View(TTL)
-    first, second = record(3, 1, "a", b"first"), record(4, 2, "a", b"second")
-    assert read(view, [lease(1, 1), lease(2, 2)], [second, first], 5, 0.0) == [WatchEvent(PUT, "a", b"second")]
-
-    view.lease_changed(6, 2, None, 1.0, 1.0)
-
-    assert view.settle() == [WatchEvent(PUT, "a", b"first")]
-
-
 def test_a_store_that_has_gone_back_in_time_was_emptied_and_nobody_is_taken_for_dead_for_a_ttl() -> None:
     view = View(TTL)
     read(view, [lease(1, 2)], [record(3, 1, "a"), record(4, NO_LEASE, "value")], 50, 0.0)

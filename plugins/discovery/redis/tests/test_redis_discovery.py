@@ -211,15 +211,6 @@ async def test_systems_with_different_prefixes_or_databases_do_not_see_each_othe
         assert [event.value for event in seen[:-1]] == [repr(settings).encode()]
 
 
-async def test_what_was_there_before_a_process_started_is_in_its_first_view(make: Any) -> None:
-    await make().put_value("a", b"1")
-    late = make()
-    await late.start()
-
-    async with aclosing(late.watch("")) as events:
-        assert await anext(events) == WatchEvent(WatchKind.PUT, "a", b"1")
-
-
 # Who may use the server.
 
 
@@ -252,10 +243,6 @@ async def test_a_wrong_login_is_an_error_of_the_configuration(
         await discovery.start()
 
     assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
-
-
-async def test_a_right_password_is_taken(make_server: Any, make: Any) -> None:
-    await make(url=make_server("--requirepass", "right").url, password="right").start()
 
 
 async def test_the_permissions_that_the_readme_names_are_enough_and_fewer_are_told(make_server: Any, make: Any) -> None:

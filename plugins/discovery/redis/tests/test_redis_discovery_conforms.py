@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
-from dynamo_plugin_discovery_redis.lease import RedisLease
 from dynamo_testing.discovery.stores import StoreKit
 from dynamo_testing.discovery_kit import Directories
 
@@ -24,6 +22,7 @@ class TestAServerThatHangs(RedisKit):
     """As the kit has it."""
 
 
+@pytest.mark.full
 class TestAServerThatIsStartedAnewAndEmpty(RedisKit):
     """More than the kit asks for: leases bring back what they put."""
 
@@ -32,9 +31,3 @@ class TestAServerThatIsStartedAnewAndEmpty(RedisKit):
 
     async def restore_store(self, directories: Directories) -> None:
         self.server.start()
-
-
-def test_a_lease_of_this_plugin_is_what_the_kit_has_checked() -> None:
-    assert RedisDiscovery.CROSS_PROCESS
-    assert RedisDiscovery.NAME == "redis"
-    assert RedisLease.__abstractmethods__ == frozenset()

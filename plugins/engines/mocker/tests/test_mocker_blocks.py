@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from dynamo_core import KvCleared, KvEvent, KvRemoved, KvStored
 from dynamo_core.kv import block_hashes, sequence_hashes
 from dynamo_plugin_engine_mocker.blocks import BlockPool
@@ -93,14 +92,6 @@ def test_a_block_is_stored_once_with_its_own_and_its_chained_hash() -> None:
     assert [(block.block_hash, block.tokens_hash) for block in second.data.blocks] == [(fork[1], other[1])]
 
 
-def test_the_last_token_of_a_prompt_is_never_taken_from_the_cache() -> None:
-    pool = BlockPool(10)
-
-    assert use(pool, [1, 2, 3, 4]) == 0
-    assert use(pool, [1, 2, 3, 4]) == 1
-    assert use(pool, [1, 2, 3, 4, 5]) == 2
-
-
 def test_the_prefix_unused_for_longest_is_evicted_first_and_from_its_end() -> None:
     pool = BlockPool(6)
     listener = Listener(pool)
@@ -116,46 +107,6 @@ def test_the_prefix_unused_for_longest_is_evicted_first_and_from_its_end() -> No
     assert (pool.used, pool.cached, pool.free) == (3, 3, 0)
     held.grow()
     assert listener.events[-1].data == KvRemoved([old[0]])
-
-
-def test_blocks_in_use_are_not_evicted_and_a_refusal_changes_nothing() -> None:
-    pool = BlockPool(3)
-    use(pool, [1, 1, 2, 2])
-    first, second = table(pool, [1, 1, 2, 2, 3]), table(pool, [1, 1, 4, 4])
-    assert first.reserve(5, first.match(5))
-
-    assert second.match(4) == 1
-    assert not second.reserve(4, 1)
-    assert not first.grow()
-
-    assert (pool.used, pool.cached, pool.free, pool.active) == (3, 0, 0, 2)
-    assert [pool.references(block) for block in first.hashes] == [1, 1]
-
-
-def test_two_that_compute_the_same_block_hold_it_together_afterwards() -> None:
-    pool = BlockPool(4)
-    first, second = table(pool, [1, 1, 2]), table(pool, [1, 1, 3])
-    first.reserve(3, 0)
-    second.reserve(3, 0)
-    assert pool.used == 4
-
-    assert first.complete(2) == second.complete(2) == 1
-
-    assert pool.used == 3
-    assert pool.references(first.hashes[0]) == 2
-
-
-def test_blocks_behind_one_that_another_has_computed_meanwhile_are_told_behind_it() -> None:
-    pool = BlockPool(10)
-    listener = Listener(pool)
-    first, second = table(pool, [1, 1, 2, 2, 0]), table(pool, [1, 1, 3, 3, 0])
-    first.reserve(5, 0)
-    second.reserve(5, 0)
-
-    first.complete(5)
-    second.complete(5)
-
-    assert [listener.known[block] for block in second.hashes] == [None, second.hashes[0]]
 
 
 def test_without_hashes_nothing_is_shared_kept_or_told() -> None:
@@ -182,12 +133,6 @@ def test_clearing_forgets_what_is_cached() -> None:
     assert isinstance(listener.events[-1].data, KvCleared)
     assert (pool.cached, pool.free) == (0, 4)
     assert use(pool, [1, 1, 2, 2]) == 0
-
-
-@pytest.mark.parametrize("bad", [-1, 2**32])
-def test_a_token_that_does_not_fit_32_bits_has_no_hash(bad: int) -> None:
-    with pytest.raises(OverflowError):
-        PrefixHashes([bad], [], SIZE, None)
 
 
 class Holding:

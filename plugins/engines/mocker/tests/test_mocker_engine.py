@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 import json
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from math import fsum
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,6 @@ from typing import Any
 import dynamo_plugin_engine_mocker
 import pytest
 from dynamo_core import (
-    DYNAMO_API,
     EMBED,
     PROGRESS,
     RERANK,
@@ -23,7 +19,6 @@ from dynamo_core import (
     BackendError,
     EmbedRequest,
     EngineContext,
-    GenerateContext,
     PreprocessedRequest,
     ScoreRequest,
     StopConditions,
@@ -41,38 +36,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from plugins.engines.mocker.tests.conftest import context, running
+
 
 def make(worker: WorkerConfig | None = None, **keys: object) -> MockerEngine:
     return MockerEngine(MockerConfig(**keys), worker or WorkerConfig(), clock=VirtualClock())  # type: ignore[arg-type]
 
 
-@asynccontextmanager
-async def running(worker: WorkerConfig | None = None, **keys: object) -> AsyncIterator[MockerEngine]:
-    engine = make(worker, **keys)
-    await engine.start(1)
-    try:
-        yield engine
-    finally:
-        await engine.cleanup()
-
-
-def context() -> GenerateContext:
-    return GenerateContext(EngineContext("r"))
-
-
 async def generate(engine: MockerEngine, token_ids: list[int], max_tokens: int = 3) -> list[int]:
     asked = PreprocessedRequest(token_ids=token_ids, stop_conditions=StopConditions(max_tokens=max_tokens))
     return [token async for item in engine.generate(asked, context()) for token in item.token_ids]
-
-
-def test_the_entry_point_offers_the_engine() -> None:
-    (entry,) = (e for e in importlib.metadata.entry_points(group="dynamo") if e.name == "engine-mocker")
-
-    module = entry.load()
-
-    assert module.DYNAMO_API == DYNAMO_API
-    assert module.dynamo_register_engines() == [MockerEngine]
-    assert MockerEngine.NAME == "mocker"
 
 
 async def test_start_tells_the_capacities() -> None:
@@ -98,12 +71,6 @@ async def test_a_model_name_is_there_even_if_the_worker_has_none() -> None:
     assert config.model
 
 
-async def test_a_second_start_is_refused() -> None:
-    async with running() as engine:
-        with pytest.raises(BackendError.EngineShutdown, match="mocker backend already started"):
-            await engine.start(1)
-
-
 async def test_requests_before_start_and_after_cleanup_are_refused() -> None:
     engine = make()
     with pytest.raises(BackendError.EngineShutdown, match="generate called before start"):
@@ -118,15 +85,6 @@ async def test_requests_before_start_and_after_cleanup_are_refused() -> None:
 
     with pytest.raises(BackendError.EngineShutdown, match="stopped"):
         await generate(engine, [1])
-
-
-async def test_cleanup_is_safe_twice_and_without_start() -> None:
-    engine = make()
-    await engine.cleanup()
-    await engine.cleanup()
-
-    async with running() as started:
-        await started.cleanup()
 
 
 async def test_a_failed_start_says_what_is_wrong_with_the_folder(tmp_path: Path) -> None:
@@ -221,13 +179,15 @@ async def test_inputs_that_cannot_be_embedded_are_refused(request_: EmbedRequest
             await engine.embed(request_, context())
 
 
-async def test_a_stopped_embedding_is_cancelled() -> None:
+async def test_stopped_request_is_neither_embedded_nor_scored() -> None:
     async with running() as engine:
         ctx = context()
         ctx.stop_generating()
 
         with pytest.raises(BackendError.Cancelled):
             await engine.embed(EmbedRequest(token_ids=[[1]]), ctx)
+        with pytest.raises(BackendError.Cancelled):
+            await engine.score(ScoreRequest(queries=["a"], documents=["b"]), ctx)
 
 
 async def test_a_score_is_the_share_of_the_querys_words_that_a_document_has() -> None:
@@ -268,15 +228,6 @@ async def test_a_pair_that_does_not_fit_is_refused_by_its_number() -> None:
             await engine.score(ScoreRequest(queries=["aaaa"], documents=["b", "bbbbb"]), context())
 
 
-async def test_a_stopped_request_is_not_scored() -> None:
-    async with running() as engine:
-        ctx = context()
-        ctx.stop_generating()
-
-        with pytest.raises(BackendError.Cancelled):
-            await engine.score(ScoreRequest(queries=["a"], documents=["b"]), ctx)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model folder: a byte-level BPE without merges, two whole words, and special tokens."""
@@ -293,7 +244,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def test_with_a_model_folder_random_tokens_are_printable_by_themselves(folder: Path) -> None:
     tokenizer = load_tokenizer("hf", load_folder(folder))
-    async with running(WorkerConfig(model_path=str(folder)), speedup_ratio=0) as engine:
+    async with running(model_path=str(folder), speedup_ratio=0) as engine:
         drawn = {*await generate(engine, [1, 2], max_tokens=3000)}
 
     texts = {tokenizer.decode([token]) for token in drawn}
@@ -304,7 +255,7 @@ async def test_with_a_model_folder_random_tokens_are_printable_by_themselves(fol
 async def test_with_a_model_folder_scripts_are_encoded_by_its_tokenizer(folder: Path) -> None:
     tokenizer = load_tokenizer("hf", load_folder(folder))
     script = [{"match": "<|im_start|>say", "text": "Grüße!"}]
-    async with running(WorkerConfig(model_path=str(folder)), output="script", script=script) as engine:
+    async with running(model_path=str(folder), output="script", script=script) as engine:
         tokens = await generate(engine, tokenizer.encode("<|im_start|>say"), max_tokens=100)
 
     assert tokenizer.decode(tokens) == "Grüße!"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, cast
@@ -21,7 +22,6 @@ from dynamo_core import (
     GenerateContext,
     KvEvent,
     KvStored,
-    LLMEngineOutput,
     OutputOptions,
     PrefillResult,
     PreprocessedRequest,
@@ -30,7 +30,6 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.protocol.output import merge_outputs
 from dynamo_plugin_engine_mocker import rendezvous
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
@@ -38,9 +37,12 @@ from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_engine_mocker.rendezvous import BootstrapRooms
 from dynamo_plugin_engine_mocker.timing import decode_ms, prefill_ms
 from dynamo_telemetry import Metrics
+from dynamo_testing.waiting import turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+
+from plugins.engines.mocker.tests.conftest import ask, cached, context, read, running
 
 AGGREGATED, PREFILL, DECODE = DisaggregationMode
 ADDRESS = ("prefill.example", 8998)
@@ -51,35 +53,6 @@ SLOW: dict[str, Any] = {"kv_transfer_bandwidth": 1.0, "kv_bytes_per_token": 10**
 def make(mode: DisaggregationMode, *, replica: int = 0, clock: VirtualClock | None = None, **keys: Any) -> MockerEngine:
     worker = WorkerConfig(disaggregation_mode=mode, replica=replica)
     return MockerEngine(MockerConfig(**keys), worker, clock=clock or VirtualClock())
-
-
-@asynccontextmanager
-async def running(
-    mode: DisaggregationMode, *, clock: VirtualClock | None = None, **keys: Any
-) -> AsyncIterator[MockerEngine]:
-    engine = make(mode, clock=clock, **keys)
-    await engine.start(7)
-    try:
-        yield engine
-    finally:
-        await engine.cleanup()
-
-
-def ask(prompt: list[int], max_tokens: int | None = 4, *, seed: int = 0) -> PreprocessedRequest:
-    return PreprocessedRequest(
-        token_ids=prompt,
-        stop_conditions=StopConditions(max_tokens=max_tokens),
-        sampling_options=SamplingOptions(seed=seed),
-    )
-
-
-def context(name: str = "r") -> GenerateContext:
-    return GenerateContext(EngineContext(name))
-
-
-async def read(engine: MockerEngine, asked: PreprocessedRequest, ctx: GenerateContext | None = None) -> LLMEngineOutput:
-    (item,) = merge_outputs([item async for item in engine.generate(asked, ctx or context())])
-    return item
 
 
 def on_the_wire(asked: PreprocessedRequest) -> PreprocessedRequest:
@@ -108,16 +81,6 @@ def in_room(asked: PreprocessedRequest, room: int = 1, address: tuple[str, int] 
     return copy
 
 
-async def turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
-def cached(item: LLMEngineOutput) -> int | None:
-    assert item.completion_usage is not None
-    return item.completion_usage.cached_tokens
-
-
 NOTHING = ActiveLoad(7, 0, 0, 0, 0)
 
 
@@ -142,14 +105,6 @@ async def test_a_prefill_worker_makes_one_token_and_hands_over_whatever_is_asked
     }
     assert len(params["prompt_hash"]) == 16
     assert msgspec.json.decode(msgspec.json.encode(params)) == params
-
-
-async def test_only_a_prefill_worker_hands_over() -> None:
-    asked = await handed(ask([65] * 10))
-    async with running(AGGREGATED) as whole, running(DECODE) as decode:
-        items = [await read(whole, ask([65] * 10)), await read(decode, asked)]
-
-    assert [item.disaggregated_params for item in items] == [None, None]
 
 
 async def test_a_prefill_worker_has_the_prefix_cache_the_events_and_the_timing_of_any_prompt() -> None:
@@ -312,23 +267,24 @@ async def test_a_decode_worker_computes_no_prompt_and_begins_when_the_cache_has_
     assert arrivals[1] - arrivals[0] == pytest.approx(decode_ms(21 / (16384 * 4)) / 1000)
 
 
-@pytest.mark.parametrize("keys", [{"speedup_ratio": 0}, {"kv_transfer_bandwidth": 0}, {"kv_bytes_per_token": 0}])
-async def test_without_a_transfer_time_decoding_begins_at_once(keys: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("keys", "transfer", "speedup"),
+    [
+        ({"speedup_ratio": 0}, 0, math.inf),
+        ({"kv_transfer_bandwidth": 0}, 0, 1),
+        ({"kv_bytes_per_token": 0}, 0, 1),
+        ({"speedup_ratio": 10}, 0.02, 10),
+    ],
+)
+async def test_first_step_of_decoding_follows_the_transfer(
+    keys: dict[str, Any], transfer: float, speedup: float
+) -> None:
     clock = VirtualClock()
     asked = await handed(ask([*range(20)], 1))
     async with running(DECODE, clock=clock, **(SLOW | keys)) as engine:
         await read(engine, asked)
 
-    assert clock.time() == pytest.approx(0 if keys == {"speedup_ratio": 0} else decode_ms(20 / (16384 * 64)) / 1000)
-
-
-async def test_a_speedup_makes_transfers_faster_too() -> None:
-    clock = VirtualClock()
-    asked = await handed(ask([*range(20)], 1))
-    async with running(DECODE, clock=clock, speedup_ratio=10, **SLOW) as engine:
-        await read(engine, asked)
-
-    assert clock.time() == pytest.approx(0.02 + decode_ms(20 / (16384 * 64)) / 10_000)
+    assert clock.time() == pytest.approx(transfer + decode_ms(20 / (16384 * 64)) / 1000 / speedup)
 
 
 async def test_a_transfer_holds_blocks_and_leaves_those_who_decode_alone() -> None:
@@ -541,7 +497,7 @@ async def test_a_decode_worker_that_ends_in_the_middle_of_a_transfer_leaves_noth
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-@pytest.mark.parametrize("mode", [PREFILL, DECODE])
+@pytest.mark.parametrize("mode", DisaggregationMode)
 async def test_the_life_of_an_engine_is_the_same_in_every_role(mode: DisaggregationMode) -> None:
     engine = make(mode)
     with pytest.raises(BackendError.EngineShutdown, match="generate called before start"):
@@ -552,7 +508,7 @@ async def test_the_life_of_an_engine_is_the_same_in_every_role(mode: Disaggregat
     await engine.cleanup()
     await engine.cleanup()
 
-    assert (EMBED in config.capabilities) is (mode is DECODE)
+    assert (EMBED in config.capabilities) is (mode is not PREFILL)
 
 
 async def test_only_a_prefill_worker_says_where_it_can_be_met() -> None:

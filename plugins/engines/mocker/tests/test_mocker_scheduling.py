@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
 import pytest
@@ -13,9 +11,7 @@ from dynamo_core import (
     ActiveLoad,
     BackendError,
     DisaggregationMode,
-    EngineContext,
     FinishReason,
-    GenerateContext,
     KvCleared,
     KvEvent,
     KvRemoved,
@@ -24,11 +20,8 @@ from dynamo_core import (
     PrefillResult,
     PreprocessedRequest,
     RoutingHints,
-    SamplingOptions,
-    StopConditions,
     WorkerConfig,
 )
-from dynamo_core.protocol.output import merge_outputs
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
@@ -42,34 +35,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-
-@asynccontextmanager
-async def running(clock: VirtualClock | None = None, **keys: object) -> AsyncIterator[MockerEngine]:
-    engine = MockerEngine(MockerConfig(**keys), WorkerConfig(), clock=clock or VirtualClock())  # type: ignore[arg-type]
-    await engine.start(7)
-    try:
-        yield engine
-    finally:
-        await engine.cleanup()
-
-
-def ask(prompt: list[int], max_tokens: int = 4, *, seed: int = 0, dp_rank: int | None = None) -> PreprocessedRequest:
-    return PreprocessedRequest(
-        token_ids=prompt,
-        stop_conditions=StopConditions(max_tokens=max_tokens),
-        sampling_options=SamplingOptions(seed=seed),
-        routing=RoutingHints(dp_rank=dp_rank) if dp_rank is not None else None,
-    )
-
-
-def context() -> GenerateContext:
-    return GenerateContext(EngineContext("r"))
-
-
-async def read(engine: MockerEngine, asked: PreprocessedRequest) -> LLMEngineOutput:
-    (item,) = merge_outputs([item async for item in engine.generate(asked, context())])
-    return item
-
+from plugins.engines.mocker.tests.conftest import ask, cached, context, read, running
 
 ANSWERS = SequenceFactory(MockerConfig(), ByteTokenizer())
 
@@ -96,13 +62,8 @@ async def times(
     return list(await asyncio.gather(*map(arrivals, prompts)))
 
 
-def cached(item: LLMEngineOutput) -> int | None:
-    assert item.completion_usage is not None
-    return item.completion_usage.cached_tokens
-
-
 async def test_what_was_cached_is_told_with_the_first_item_since_the_last_may_not_be_waited_for() -> None:
-    async with running(VirtualClock(), block_size=16) as engine:
+    async with running(block_size=16) as engine:
         await read(engine, ask([65] * 64, 1))
         first, *others = [item async for item in engine.generate(ask([65] * 64, 4), context())]
 
@@ -113,7 +74,7 @@ async def test_what_was_cached_is_told_with_the_first_item_since_the_last_may_no
 
 async def test_a_prompt_longer_than_the_budget_is_computed_in_chunks() -> None:
     clock = VirtualClock()
-    async with running(clock, max_num_batched_tokens=100) as engine:
+    async with running(clock=clock, max_num_batched_tokens=100) as engine:
         ((first,),) = await times(clock, engine, [65] * 250)
 
     assert first == pytest.approx(2 * prefill_ms(100) + prefill_ms(50))
@@ -121,7 +82,7 @@ async def test_a_prompt_longer_than_the_budget_is_computed_in_chunks() -> None:
 
 async def test_a_chunk_of_the_next_prompt_fills_the_rest_of_the_budget() -> None:
     clock = VirtualClock()
-    async with running(clock, max_num_batched_tokens=100) as engine:
+    async with running(clock=clock, max_num_batched_tokens=100) as engine:
         (one,), (two,) = await times(clock, engine, [65] * 60, [66] * 60)
 
     assert one == pytest.approx(prefill_ms(100))
@@ -130,7 +91,7 @@ async def test_a_chunk_of_the_next_prompt_fills_the_rest_of_the_budget() -> None
 
 async def test_without_chunks_a_prompt_waits_for_a_step_with_room_for_the_whole() -> None:
     clock = VirtualClock()
-    async with running(clock, max_num_batched_tokens=100, enable_chunked_prefill=False) as engine:
+    async with running(clock=clock, max_num_batched_tokens=100, enable_chunked_prefill=False) as engine:
         (one,), (two,), (three,) = await times(clock, engine, [65] * 60, [66] * 60, [67] * 40)
 
     assert one == pytest.approx(prefill_ms(60))
@@ -139,7 +100,7 @@ async def test_without_chunks_a_prompt_waits_for_a_step_with_room_for_the_whole(
 
 async def test_without_chunks_a_prompt_longer_than_any_step_is_computed_alone() -> None:
     clock = VirtualClock()
-    async with running(clock, max_num_batched_tokens=100, enable_chunked_prefill=False) as engine:
+    async with running(clock=clock, max_num_batched_tokens=100, enable_chunked_prefill=False) as engine:
         (one,), (long,), (last,) = await times(clock, engine, [65] * 10, [66] * 250, [67] * 10)
 
     assert one == pytest.approx(prefill_ms(10))
@@ -149,7 +110,7 @@ async def test_without_chunks_a_prompt_longer_than_any_step_is_computed_alone() 
 
 async def test_decoding_requests_take_their_tokens_from_the_budget_first() -> None:
     clock = VirtualClock()
-    async with running(clock, max_num_batched_tokens=11, enable_prefix_caching=False) as engine:
+    async with running(clock=clock, max_num_batched_tokens=11, enable_prefix_caching=False) as engine:
         early = asyncio.ensure_future(times(clock, engine, [65], max_tokens=5))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -163,7 +124,7 @@ async def test_decoding_requests_take_their_tokens_from_the_budget_first() -> No
 
 async def test_decoding_slows_down_with_the_tokens_in_the_cache_and_shared_blocks_count_once() -> None:
     clock = VirtualClock()
-    async with running(clock, block_size=4, num_gpu_blocks=20) as engine:
+    async with running(clock=clock, block_size=4, num_gpu_blocks=20) as engine:
         one, two = await times(clock, engine, [65] * 12, [65] * 12, max_tokens=10)
 
     assert one == two
@@ -177,7 +138,7 @@ async def test_decoding_slows_down_with_the_tokens_in_the_cache_and_shared_block
 async def test_tokens_found_in_the_cache_are_not_computed_and_are_told_in_the_usage() -> None:
     clock = VirtualClock()
     prompt = [*range(200)]
-    async with running(clock, block_size=16) as engine:
+    async with running(clock=clock, block_size=16) as engine:
         first = await read(engine, ask(prompt))
         ((time,),) = await times(clock, engine, prompt)
         again = await read(engine, ask([*prompt, 1, 2]))
@@ -220,7 +181,7 @@ async def test_prompts_under_different_adapters_share_nothing() -> None:
 
 async def test_requests_wait_until_there_are_blocks_for_their_prompt() -> None:
     clock = VirtualClock()
-    async with running(clock, block_size=4, num_gpu_blocks=6, fixed_itl_ms=1) as engine:
+    async with running(clock=clock, block_size=4, num_gpu_blocks=6, fixed_itl_ms=1) as engine:
         one, two = await times(clock, engine, [65] * 14, [66] * 14, max_tokens=2)
 
     # The second needs four blocks; only two are left until the first has ended.
@@ -303,31 +264,9 @@ async def test_a_token_id_of_more_than_32_bits_is_refused(bad: int) -> None:
             await read(engine, ask([bad]))
 
 
-async def test_a_cancel_in_the_middle_of_a_prefill_frees_the_blocks() -> None:
-    clock = VirtualClock()
-    async with running(clock, max_num_batched_tokens=64) as engine:
-        ctx = context()
-        stream = engine.generate(ask([65] * 640), ctx)
-        waiting = asyncio.ensure_future(anext(stream))
-        for _ in range(6):
-            await asyncio.sleep(0)
-        clock.pause()
-        load = engine.loads[0]
-        assert load.kv_used_blocks == 10
-        assert load.active_prefill_tokens is not None
-        assert 0 < load.active_prefill_tokens < 640
-
-        ctx.stop_generating()
-
-        assert engine.loads[0] == ActiveLoad(7, 0, 0, 0, 0)
-        assert (await waiting).finish_reason is FinishReason.CANCELLED
-        clock.resume()
-        assert len((await read(engine, ask([66] * 640))).token_ids) == 4
-
-
 async def test_a_request_runs_on_the_rank_it_names_or_where_the_fewest_are() -> None:
     clock = VirtualClock()
-    async with running(clock, data_parallel_size=3) as engine:
+    async with running(clock=clock, data_parallel_size=3) as engine:
         clock.pause()
         ranks = [1, None, None, None, 2, None]
         tasks = [asyncio.ensure_future(read(engine, ask([65] * 10, dp_rank=rank))) for rank in ranks]
@@ -351,7 +290,7 @@ async def test_a_rank_that_is_not_there_is_refused(rank: int) -> None:
 async def test_ranks_keep_their_own_caches_clocks_and_event_numbers() -> None:
     clock = VirtualClock()
     events: dict[int, list[KvEvent]] = {0: [], 1: []}
-    async with running(clock, data_parallel_size=2, block_size=4) as engine:
+    async with running(clock=clock, data_parallel_size=2, block_size=4) as engine:
         for source in await engine.kv_event_sources():
             source.subscribe(events[source.dp_rank].append)
         prompt = [*range(12)]

@@ -15,7 +15,7 @@ from dynamo_core import (
 )
 from dynamo_core.protocol.output import merge_outputs
 from dynamo_plugin_engine_mocker.config import MockerConfig, ScriptEntry
-from dynamo_plugin_engine_mocker.sequence import MAX_BACKLOG, Sequence
+from dynamo_plugin_engine_mocker.sequence import Sequence
 from dynamo_plugin_engine_mocker.sequence_factory import SequenceFactory
 from dynamo_text.bytes import EOS, ByteTokenizer
 from hypothesis import given
@@ -222,25 +222,20 @@ def test_a_minimum_with_every_token_a_stop_still_reaches_the_minimum() -> None:
     assert item.finish_reason is FinishReason.STOP
 
 
-def test_an_echo_gives_the_whole_prompt_and_stops() -> None:
-    item = answer(ECHO, ask("Grüße, Welt"))
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "text", "reason"),
+    [
+        ("Grüße, Welt", None, "Grüße, Welt", FinishReason.STOP),
+        ("hello", 4, "hell", FinishReason.LENGTH),
+        ("hello", 5, "hello", FinishReason.STOP),
+    ],
+)
+def test_echo_repeats_the_prompt_as_far_as_it_may(
+    prompt: str, max_tokens: int | None, text: str, reason: FinishReason
+) -> None:
+    item = answer(ECHO, ask(prompt, max_tokens=max_tokens))
 
-    assert TOKENIZER.decode(item.token_ids) == "Grüße, Welt"
-    assert item.finish_reason is FinishReason.STOP
-
-
-def test_an_echo_longer_than_allowed_ends_by_length() -> None:
-    item = answer(ECHO, ask("hello", max_tokens=4))
-
-    assert TOKENIZER.decode(item.token_ids) == "hell"
-    assert item.finish_reason is FinishReason.LENGTH
-
-
-def test_an_echo_of_exactly_the_allowed_length_is_complete() -> None:
-    item = answer(ECHO, ask("hello", max_tokens=5))
-
-    assert TOKENIZER.decode(item.token_ids) == "hello"
-    assert item.finish_reason is FinishReason.STOP
+    assert (TOKENIZER.decode(item.token_ids), item.finish_reason) == (text, reason)
 
 
 @given(texts=st.lists(st.text(min_size=1, max_size=300), min_size=1, max_size=3))
@@ -272,14 +267,6 @@ def test_a_prompt_without_a_script_entry_gets_a_random_answer() -> None:
     assert answer(answers, ask("hi")) == answer(RANDOM, ask("hi"))
 
 
-def test_an_empty_scripted_answer_is_one_terminal() -> None:
-    answers = SequenceFactory(MockerConfig(output="script", script=(ScriptEntry(text=""),)), TOKENIZER)
-
-    items = read(answers.sequence(ask("hi")))
-
-    assert [(item.token_ids, item.finish_reason) for item in items] == [([], FinishReason.EOS)]
-
-
 @given(alternatives=st.integers(0, 400), length=st.integers(1, 100), seed=seeds)
 def test_logprobs_are_a_consistent_distribution_with_the_chosen_token_first(
     alternatives: int, length: int, seed: int | None
@@ -309,15 +296,3 @@ def test_without_logprobs_there_are_none() -> None:
 
     assert item.log_probs is None
     assert item.top_logprobs is None
-
-
-def test_a_sequence_pauses_at_its_backlog_and_goes_on_when_it_is_taken() -> None:
-    sequence = RANDOM.sequence(ask(max_tokens=3 * MAX_BACKLOG))
-
-    while not sequence.paused:
-        step(sequence)
-
-    assert sequence.produced == MAX_BACKLOG
-    assert len(sequence.take().token_ids) == MAX_BACKLOG
-    sequence.paused = False
-    assert sum(len(item.token_ids) for item in read(sequence)) == 2 * MAX_BACKLOG

@@ -3,50 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, cast
 
 import pytest
 from dynamo_core import (
     BackendError,
-    EngineContext,
     FinishReason,
     GenerateContext,
     LLMEngineOutput,
     PreprocessedRequest,
-    SamplingOptions,
-    StopConditions,
-    WorkerConfig,
 )
 from dynamo_plugin_engine_mocker.clock import VirtualClock
-from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_engine_mocker.sequence import MAX_BACKLOG
+from dynamo_testing.waiting import turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-
-@asynccontextmanager
-async def running(clock: VirtualClock | None = None, **keys: object) -> AsyncIterator[MockerEngine]:
-    engine = MockerEngine(MockerConfig(**keys), WorkerConfig(), clock=clock or VirtualClock())  # type: ignore[arg-type]
-    await engine.start(1)
-    try:
-        yield engine
-    finally:
-        await engine.cleanup()
+from plugins.engines.mocker.tests.conftest import ask, context, running
 
 
-def request(max_tokens: int | None = None, *, prompt: int = 3, seed: int = 0) -> PreprocessedRequest:
-    return PreprocessedRequest(
-        token_ids=[*range(32, 32 + prompt)],
-        stop_conditions=StopConditions(max_tokens=max_tokens),
-        sampling_options=SamplingOptions(seed=seed),
-    )
-
-
-def context(name: str = "r") -> GenerateContext:
-    return GenerateContext(EngineContext(name))
+def request(max_tokens: int) -> PreprocessedRequest:
+    return ask([32, 33, 34], max_tokens)
 
 
 def stream(
@@ -64,11 +44,6 @@ async def collect(
 
 def tokens(items: list[LLMEngineOutput]) -> list[int]:
     return [token for item in items for token in item.token_ids]
-
-
-async def turns(count: int = 20) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("keys", [{}, {"speedup_ratio": 0}, {"fixed_itl_ms": 5}])
@@ -93,16 +68,6 @@ async def test_a_reader_that_comes_back_late_gets_everything_as_one_item() -> No
     assert second.finish_reason is FinishReason.LENGTH
 
 
-async def test_sixty_four_streams_at_once_each_get_their_own_answer() -> None:
-    async with running() as engine:
-        alone = [await collect(engine, request(40, seed=seed)) for seed in range(64)]
-
-        together = await asyncio.gather(*(collect(engine, request(40, seed=seed)) for seed in range(64)))
-
-        assert [tokens(items) for items in together] == [tokens(items) for items in alone]
-        assert (engine.running_requests, engine.waiting_requests) == (0, 0)
-
-
 async def test_requests_beyond_the_slots_wait_in_order_of_arrival() -> None:
     order: list[int] = []
 
@@ -117,67 +82,6 @@ async def test_requests_beyond_the_slots_wait_in_order_of_arrival() -> None:
         await asyncio.gather(*(run(number) for number in range(9)))
 
     assert order == [*range(9)]
-
-
-async def test_a_waiting_request_that_leaves_does_not_hold_up_those_behind_it() -> None:
-    clock = VirtualClock()
-    async with running(clock, max_num_seqs=1) as engine:
-        clock.pause()
-        holder = asyncio.ensure_future(collect(engine, request(5)))
-        leaver = asyncio.ensure_future(collect(engine, request(5)))
-        last = asyncio.ensure_future(collect(engine, request(5)))
-        await turns()
-        assert (engine.running_requests, engine.waiting_requests) == (1, 2)
-
-        leaver.cancel()
-        await turns()
-
-        assert (engine.running_requests, engine.waiting_requests) == (1, 1)
-        clock.resume()
-        assert len(tokens(await holder)) == len(tokens(await last)) == 5
-        assert leaver.cancelled()
-
-
-async def test_a_request_stopped_before_its_first_token_ends_at_once_though_no_step_is_over() -> None:
-    clock = VirtualClock()
-    async with running(clock) as engine:
-        clock.pause()
-        ctx = context()
-        task = asyncio.ensure_future(collect(engine, request(10), ctx))
-        await turns()
-
-        ctx.stop_generating()
-
-        assert engine.running_requests == 0
-        (item,) = await task
-        assert item.finish_reason is FinishReason.CANCELLED
-        assert item.completion_usage is not None
-        assert item.completion_usage.completion_tokens == 0
-
-
-async def test_a_request_stopped_before_it_is_read_ends_with_cancelled_alone() -> None:
-    async with running() as engine:
-        ctx = context()
-        ctx.stop_generating()
-
-        (item,) = await collect(engine, request(10_000), ctx)
-
-        assert item.finish_reason is FinishReason.CANCELLED
-        assert (engine.running_requests, engine.waiting_requests) == (0, 0)
-
-
-async def test_a_stop_frees_the_slot_though_the_reader_does_not_come_back() -> None:
-    async with running() as engine:
-        ctx = context()
-        async with aclosing(stream(engine, request(10_000), ctx)) as items:
-            await anext(items)
-
-            ctx.stop_generating()
-
-            assert engine.running_requests == 0
-            assert (await anext(items)).finish_reason is FinishReason.CANCELLED
-            with pytest.raises(StopAsyncIteration):
-                await anext(items)
 
 
 @settings(deadline=None)
@@ -218,23 +122,6 @@ def test_however_and_whenever_streams_end_every_slot_comes_back(
     asyncio.run(all_of_them())
 
 
-@given(after=st.integers(0, 60))
-@settings(max_examples=30, deadline=None)
-def test_a_task_cancelled_after_any_number_of_turns_gives_its_slot_back(after: int) -> None:
-    async def run() -> None:
-        async with running(max_num_seqs=1) as engine:
-            task = asyncio.ensure_future(collect(engine, request(20)))
-            await turns(after)
-
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-            assert (engine.running_requests, engine.waiting_requests) == (0, 0)
-            assert len(tokens(await collect(engine, request(3)))) == 3
-
-    asyncio.run(run())
-
-
 async def test_a_stream_that_is_never_read_holds_nothing() -> None:
     async with running() as engine:
         items = stream(engine, request(10))
@@ -258,21 +145,9 @@ async def test_nothing_is_produced_beyond_the_backlog_of_a_reader_who_stays_away
         assert rest[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_a_paused_reader_does_not_hold_up_the_others_and_can_be_closed() -> None:
-    async with running(speedup_ratio=0) as engine:
-        async with aclosing(stream(engine, request(5000))) as items:
-            await anext(items)
-            await turns(2 * MAX_BACKLOG)
-
-            assert len(tokens(await collect(engine, request(50)))) == 50
-
-            assert engine.running_requests == 1
-        assert engine.running_requests == 0
-
-
 async def test_cleanup_ends_running_and_waiting_streams_with_engine_shutdown() -> None:
     clock = VirtualClock()
-    async with running(clock, max_num_seqs=1) as engine:
+    async with running(clock=clock, max_num_seqs=1) as engine:
         clock.pause()
         tasks = [asyncio.ensure_future(collect(engine, request(5))) for _ in range(3)]
         await turns()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from dynamo_core.errors import ConfigError, WorkerOverloaded
 from dynamo_plugin_engine_upstream.config import UpstreamConfig
 from dynamo_plugin_engine_upstream.engine import UpstreamEngine
 from dynamo_testing import EngineConformance, EngineFactory
+from dynamo_testing.certificates import make_certificates
 from dynamo_testing.ports import free_port
 
 
@@ -203,17 +203,6 @@ async def test_a_server_that_breaks_off_is_disconnected(peer: Any, start: Any) -
         [item async for item in answer]
 
 
-async def test_an_answer_without_a_reason_has_stopped_if_the_server_says_that_it_is_done(peer: Any, start: Any) -> None:
-    async def forget(peer: Any, http: web.Request, body: Any) -> Any:
-        return await peer.stream(http, *peer.words("whole"), "[DONE]")
-
-    peer.answer = forget
-
-    items = await (await start(peer.url)).answer()
-
-    assert items[-1].finish_reason is FinishReason.STOP
-
-
 async def test_an_end_without_a_reason_and_without_the_mark_is_no_end(peer: Any, start: Any) -> None:
     async def forget(peer: Any, http: web.Request, body: Any) -> Any:
         return await peer.stream(http, *peer.words("half"))
@@ -367,46 +356,14 @@ async def test_after_the_end_of_the_server_requests_are_refused_as_by_an_engine_
         await worker.answer()
 
 
-async def test_several_choices_come_in_one_stream(peer: Any, start: Any) -> None:
-    async def two(peer: Any, http: web.Request, body: Any) -> Any:
-        def of(index: int, **more: Any) -> dict[str, Any]:
-            return {"choices": [{"index": index, "delta": {}, "finish_reason": None} | more]}
-
-        chunks = [of(1, delta={"content": "b"}), of(0, delta={"content": "a"})]
-        ends = [of(0, finish_reason="stop"), of(1, finish_reason="length")]
-        return await peer.stream(http, *chunks, *ends, peer.USAGE, "[DONE]")
-
-    peer.answer = two
-    items = await (await start(peer.url)).answer(n=2)
-
-    assert [(item.index, item.text, item.finish_reason) for item in items] == [
-        (1, "b", None),
-        (0, "a", None),
-        (0, None, FinishReason.STOP),
-        (1, None, FinishReason.LENGTH),
-    ]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for this host that signs itself, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=peer"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)]
-    subprocess.run([*command.split(), *names], check=True, capture_output=True, timeout=30)
-    return cert, key
-
-
-async def test_an_encrypted_server_is_trusted_by_its_authority_only(
-    peer: Any, start: Any, pair: tuple[Path, Path]
-) -> None:
+async def test_an_encrypted_server_is_trusted_by_its_authority_only(peer: Any, start: Any, tmp_path: Path) -> None:
+    folder = make_certificates(tmp_path, peer="IP:127.0.0.1")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*pair)
+    context.load_cert_chain(folder / "peer.crt", folder / "peer.key")
     await peer.aclose()
     await peer.start(tls=context)
 
-    worker = await start(peer.url, tls={"ca": str(pair[0])})
+    worker = await start(peer.url, tls={"ca": str(folder / "ca.crt")})
 
     assert (await worker.answer())[0].text == "one "
     with pytest.raises(BackendError.EngineShutdown, match="not trusted"):

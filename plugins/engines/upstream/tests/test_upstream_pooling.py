@@ -246,8 +246,3 @@ async def test_silence_ends_at_its_deadline(everything: Any, answer: Any) -> Non
     with pytest.raises(BackendError.ResponseTimeout, match=r"0\.2 s"):
         await engine.score(SCORE, context())
     await engine.cleanup()
-
-
-async def test_without_a_start_nothing_is_asked() -> None:
-    with pytest.raises(BackendError.EngineShutdown):
-        await make("http://127.0.0.1:1", "score").score(SCORE, context())

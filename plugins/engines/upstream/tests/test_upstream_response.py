@@ -122,11 +122,6 @@ def test_a_choice_that_the_server_never_spoke_of_is_missing_although_it_says_tha
         answer.end(done=True)
 
 
-def test_a_stream_that_ends_too_early_is_no_answer() -> None:
-    with pytest.raises(BackendError.StreamIncomplete, match="before the answer was complete"):
-        read(choice(delta={"content": "half"}))
-
-
 @pytest.mark.parametrize("data", [b"{", b"7", b'{"choices":[{"index":9,"delta":{}}]}', b'{"choices":[3]}'])
 def test_what_cannot_be_understood_ends_the_answer(data: bytes) -> None:
     with pytest.raises(BackendError.StreamIncomplete):

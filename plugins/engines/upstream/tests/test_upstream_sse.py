@@ -28,14 +28,6 @@ def test_lines_of_one_event_are_joined_and_a_blank_after_the_colon_is_optional()
     assert EventDecoder().feed(b"data:a\ndata: b\n\n") == [b"a\nb"]
 
 
-def test_a_line_end_of_two_bytes_may_be_cut_between_them() -> None:
-    reader = EventDecoder()
-
-    found = [data for byte in b"data: a\r\ndata: b\r\n\r\n" for data in reader.feed(bytes([byte]))]
-
-    assert found + reader.end() == [b"a\nb"]
-
-
 def test_an_event_that_only_the_end_ended_counts() -> None:
     reader = EventDecoder()
 

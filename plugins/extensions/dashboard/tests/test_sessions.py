@@ -15,16 +15,11 @@ from dynamo_plugin_extension_dashboard.sessions import (
     Sessions,
 )
 
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from plugins.conftest import Clock
 
 
 def test_a_session_is_found_by_its_cookie_only() -> None:
-    sessions = Sessions(60, Clock())
+    sessions = Sessions(60, Clock(0.0))
     cookie, session = sessions.begin(VIEWER)
 
     assert sessions.find(cookie) is session
@@ -35,7 +30,7 @@ def test_a_session_is_found_by_its_cookie_only() -> None:
 
 
 def test_a_session_ends_with_its_time() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     sessions = Sessions(60, clock)
     cookie, _ = sessions.begin(OPERATOR)
 
@@ -47,7 +42,7 @@ def test_a_session_ends_with_its_time() -> None:
 
 def test_a_session_ends_with_the_token_that_began_it() -> None:
     tokens = {"first"}
-    sessions = Sessions(60, Clock())
+    sessions = Sessions(60, Clock(0.0))
     cookie, _ = sessions.begin(OPERATOR, lambda: "first" in tokens)
     assert sessions.find(cookie) is not None
 
@@ -56,7 +51,7 @@ def test_a_session_ends_with_the_token_that_began_it() -> None:
 
 
 def test_the_session_that_was_used_longest_ago_makes_room() -> None:
-    sessions = Sessions(60, Clock())
+    sessions = Sessions(60, Clock(0.0))
     cookies = [sessions.begin(VIEWER)[0] for _ in range(SESSIONS)]
     assert sessions.find(cookies[0]) is not None
 
@@ -67,7 +62,7 @@ def test_the_session_that_was_used_longest_ago_makes_room() -> None:
 
 
 def test_an_address_that_goes_on_guessing_waits_longer_each_time() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     failed = FailedLogins(clock)
     assert [failed.add("192.0.2.1") for _ in range(FREE)] == [0.0] * FREE
 
@@ -81,7 +76,7 @@ def test_an_address_that_goes_on_guessing_waits_longer_each_time() -> None:
 
 
 def test_an_address_begins_anew_after_a_while() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     failed = FailedLogins(clock)
     for _ in range(FREE):
         failed.add("192.0.2.1")
@@ -97,7 +92,7 @@ def test_an_address_begins_anew_after_a_while() -> None:
     [("192.0.2.2", False), ("2001:db8::ffff", True), ("2001:db8:0:1::1", False), (None, False)],
 )
 def test_only_the_guesses_of_one_host_count_together(other: str | None, waits: bool) -> None:
-    failed = FailedLogins(Clock())
+    failed = FailedLogins(Clock(0.0))
     for _ in range(FREE):
         failed.add("2001:db8::1")
 
@@ -105,7 +100,7 @@ def test_only_the_guesses_of_one_host_count_together(other: str | None, waits: b
 
 
 def test_the_address_that_failed_longest_ago_makes_room() -> None:
-    failed = FailedLogins(Clock())
+    failed = FailedLogins(Clock(0.0))
     for number in range(ADDRESSES):
         for _ in range(FREE):
             failed.add(f"10.0.{number // 256}.{number % 256}")

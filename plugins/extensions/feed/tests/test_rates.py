@@ -21,6 +21,8 @@ from dynamo_plugin_extension_feed.rates import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plugins.conftest import Clock
+
 
 def record(model: str = "m", first: float = 0.1, tokens: int = 3, worker: int = 1) -> RequestRecord:
     return RequestRecord(
@@ -42,14 +44,6 @@ def record(model: str = "m", first: float = 0.1, tokens: int = 3, worker: int = 
         x_request_id=None,
         cached_tokens=4,
     )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 Happening = tuple[int, int, str, float]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from datetime import datetime
 from typing import Any
@@ -184,18 +183,15 @@ async def test_thoughts_are_apart_from_the_answer(server: Any, model: Any, path:
 
 async def test_an_engine_that_takes_text_gets_a_chat_request(cold_server: Any) -> None:
     model = cold_server.add_model(model_input="text")
-
-    def script(call: Any) -> None:
-        call.put(LLMEngineOutput(delta={"role": "assistant", "reasoning_content": "hm"}))
-        start = {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": ""}}
-        call.put(LLMEngineOutput(delta={"tool_calls": [start]}))
-        for part in ('{"city":', ' "Oslo"}'):
-            call.put(LLMEngineOutput(delta={"tool_calls": [{"index": 0, "function": {"arguments": part}}]}))
-        usage = CompletionUsage(prompt_tokens=30, completion_tokens=9, total_tokens=39)
-        call.put(LLMEngineOutput(finish_reason=FinishReason.STOP, completion_usage=usage))
-        call.complete()
-
-    model.script = script
+    start = {"index": 0, "id": "c1", "type": "function", "function": {"name": "weather", "arguments": ""}}
+    usage = CompletionUsage(prompt_tokens=30, completion_tokens=9, total_tokens=39)
+    model.puts(
+        LLMEngineOutput(delta={"role": "assistant", "reasoning_content": "hm"}),
+        LLMEngineOutput(delta={"tool_calls": [start]}),
+        LLMEngineOutput(delta={"tool_calls": [{"index": 0, "function": {"arguments": '{"city":'}}]}),
+        LLMEngineOutput(delta={"tool_calls": [{"index": 0, "function": {"arguments": ' "Oslo"}'}}]}),
+        LLMEngineOutput(finish_reason=FinishReason.STOP, completion_usage=usage),
+    )
     await cold_server.start()
     messages = [{"role": "user", "content": "What is it?", "images": ["/9j/4AAQ", "iVBORw0K"]}]
 
@@ -577,12 +573,3 @@ def test_no_field_is_both_read_and_without_effect() -> None:
         (OllamaOptions, OPTIONS_PASSIVE),
     ):
         assert not set(kind.__struct_fields__) & set(table)
-
-
-async def test_a_client_that_leaves_ends_its_request(server: Any) -> None:
-    connection, call, _ = await server.begun(CHAT, chat())
-
-    await connection.aclose()
-
-    async with asyncio.timeout(10):
-        await call.released.wait()

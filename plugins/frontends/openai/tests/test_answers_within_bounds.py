@@ -248,7 +248,7 @@ def whole(chunks: bytes) -> bytes:
 
 
 async def test_a_large_answer_is_written_as_fast_as_the_client_reads_it(cold_server: Any) -> None:
-    cold_server.write_stall = 1.0
+    cold_server.write_stall = 0.4
     cold_server.add_model().script = lambda call: (call.put(scored(5000)), call.finish())
     await cold_server.start()
     connection = await cold_server.connect(receive_buffer=65536)
@@ -256,7 +256,7 @@ async def test_a_large_answer_is_written_as_fast_as_the_client_reads_it(cold_ser
 
     head = await connection.head()
     body = b""
-    for _ in range(20):
+    for _ in range(8):
         # Slowly for longer than a client may stand still.
         body += await connection.reader.read(65536)
         await asyncio.sleep(0.1)
@@ -339,10 +339,10 @@ async def test_large_embeddings_are_made_while_they_are_written(
     cold_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = cold_server.add_model(model_types=["embeddings"], capabilities=["embed"])
-    vectors = [[0.5, float(index)] * 256 for index in range(2048)]
+    vectors = [[0.5, float(index)] * 64 for index in range(512)]
 
     async def embed(*_: Any) -> EmbedOutput:
-        return EmbedOutput(embeddings=vectors, prompt_tokens=2048)
+        return EmbedOutput(embeddings=vectors, prompt_tokens=512)
 
     monkeypatch.setattr(model, "embed", embed)
     await cold_server.start()
@@ -355,10 +355,10 @@ async def test_large_embeddings_are_made_while_they_are_written(
             await asyncio.sleep(0)
 
     others = asyncio.create_task(count())
-    reply = await cold_server.post("/v1/embeddings", {"model": "m", "input": ["x"] * 2048})
+    reply = await cold_server.post("/v1/embeddings", {"model": "m", "input": ["x"] * 512})
     others.cancel()
 
     assert [entry["embedding"] for entry in reply.json()["data"]] == vectors
-    assert reply.json()["usage"] == {"prompt_tokens": 2048, "total_tokens": 2048}
+    assert reply.json()["usage"] == {"prompt_tokens": 512, "total_tokens": 512}
     # The loop did other things after each vector.
     assert turns > len(vectors)

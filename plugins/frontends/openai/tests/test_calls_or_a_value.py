@@ -210,6 +210,7 @@ async def test_an_answer_that_was_cut_off_says_only_that(server: Any, model: Any
 async def test_a_schema_that_cannot_be_used_is_told_and_harms_nothing(
     server: Any, model: Any, schema: dict[str, Any]
 ) -> None:
+    server.generation._checker._timeout = 1.5
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     model.says(json.dumps("a" * 40 + "b"))
 

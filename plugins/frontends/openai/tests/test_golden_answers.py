@@ -133,6 +133,12 @@ def of_texts(scores: list[dict[str, Any]]) -> Callable[[Any], None]:
 TEXT_CASES = {
     "chat of a text engine": (CHAT, {**TALK, "logprobs": True}, of_texts(TEXTS)),
     "completion of a text engine": (COMPLETE, {"model": "m", "prompt": "Hi", "logprobs": 1}, of_texts(LISTS)),
+    "completion of a text engine, streamed": (
+        COMPLETE,
+        {"model": "m", "prompt": "Hi", "logprobs": 1, "stream": True},
+        of_texts(LISTS),
+    ),
+    "chat of a text engine, unasked": (CHAT, {**TALK, "stream": True}, of_texts(TEXTS)),
     "chat of a text engine, streamed": (CHAT, {**TALK, "logprobs": True, "stream": True}, of_texts(TEXTS)),
 }
 

@@ -104,20 +104,6 @@ async def test_without_any_model_the_service_is_unavailable(cold_server: Any) ->
     assert models.json() == {"object": "list", "data": []}
 
 
-async def test_what_is_wrong_with_the_body_is_told_before_what_is_wrong_with_the_model(server: Any) -> None:
-    reply = await server.chat(model="nope", temperature=3)
-
-    assert (reply.status, reply.json()["message"]) == (400, "Validation: Temperature must be between 0 and 2, got 3")
-
-
-async def test_validation_comes_before_overload(server: Any, model: Any) -> None:
-    model.precheck_refusal = ServiceOverloaded()
-
-    reply = await server.chat(n=0)
-
-    assert reply.status == 400
-
-
 async def test_of_many_faults_the_documented_first_one_is_told(server: Any, model: Any) -> None:
     model.precheck_refusal = ServiceOverloaded()
     faults: list[tuple[dict[str, Any], int, str]] = [
@@ -256,34 +242,6 @@ async def test_unknown_fields_are_refused_by_name(server: Any, fields: dict[str,
     assert reply.json()["message"].startswith(f"Unsupported parameter(s): {names}")
 
 
-REFUSED = [
-    {"functions": [{"name": "f"}]},
-    {"function_call": {"name": "f"}},
-    {"audio": {"voice": "x"}},
-    {"modalities": ["text", "audio"]},
-    {"verbosity": "terse"},
-    {"web_search_options": {}},
-    {"store": 5},
-    {"service_tier": "cheap"},
-    {"moderation": {"model": "omni-moderation-latest"}},
-]
-
-
-@pytest.mark.parametrize("fields", REFUSED, ids=lambda fields: next(iter(fields)))
-async def test_wishes_that_cannot_be_honoured_are_refused(server: Any, fields: dict[str, Any]) -> None:
-    reply = await server.chat(**fields)
-
-    name = next(iter(fields))
-    assert reply.status == 400
-    assert name in reply.json()["message"]
-    assert reply.json()["error"]["param"] == name
-
-
-async def test_wishes_of_completions_that_cannot_be_honoured_are_refused(server: Any) -> None:
-    assert (await server.complete(suffix="x")).status == 400
-    assert (await server.complete(best_of=2, stream=True)).status == 400
-
-
 async def test_fields_that_ask_for_nothing_are_accepted(server: Any, model: Any) -> None:
     model.script = lambda call: call.finish(text="x")
 
@@ -359,22 +317,6 @@ async def test_what_is_wrong_with_the_shape_is_told_in_plain_words(
     assert reply.json()["message"] == f"Failed to deserialize the JSON body into the target type: {words}"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/completions", {"prompt": "x"}, "model"),
-        ("/v1/completions", {"model": "m"}, "prompt"),
-        ("/v1/embeddings", {"model": "m"}, "input"),
-        ("/v1/chat/completions", {"model": "m"}, "messages"),
-    ],
-)
-async def test_a_missing_field_is_named(server: Any, path: str, body: dict[str, Any], param: str) -> None:
-    reply = await server.post(path, body)
-
-    assert (reply.status, reply.json()["error"]["param"]) == (400, param)
-    assert reply.json()["message"].endswith(f"target type: missing field `{param}`")
-
-
 async def test_an_encoding_that_is_not_known_is_told_with_those_that_are(server: Any) -> None:
     reply = await server.post("/v1/embeddings", {"model": "m", "input": "x", "encoding_format": "hex"})
 
@@ -386,14 +328,6 @@ async def test_a_refused_value_is_not_blamed_on_the_model(server: Any) -> None:
     reply = await server.chat(functions=[{"name": "f"}])
 
     assert reply.json()["message"] == "Unsupported value of parameter `functions`"
-
-
-async def test_a_lone_surrogate_is_a_bad_request(server: Any) -> None:
-    body = rb'{"model":"m","messages":[{"role":"user","content":"\ud800 "}]}'
-
-    reply = await server.post("/v1/chat/completions", body)
-
-    assert reply.status == 400
 
 
 async def test_other_content_types_are_refused(server: Any) -> None:
@@ -463,23 +397,6 @@ async def test_ignore_eos_clears_every_stop(server: Any, model: Any) -> None:
     assert stop.ignore_eos
     assert stop.stop is stop.stop_token_ids is stop.stop_token_ids_hidden is None
     assert reply.json()["choices"][0]["message"]["content"] == "a\x00b"
-
-
-@pytest.mark.parametrize("name", ["greedy_sampling", "greed_sampling"])
-async def test_greedy_sampling_sets_temperature_to_zero(server: Any, model: Any, name: str) -> None:
-    model.script = lambda call: call.finish(text="x")
-
-    await server.chat(temperature=1.5, top_p=0.5, nvext={name: True})
-
-    sampling = (await model.call()).request.sampling_options
-    assert (sampling.temperature, sampling.top_p) == (0.0, None)
-
-
-async def test_invalid_requests_to_a_model_are_accounted_for(server: Any) -> None:
-    await server.chat(temperature=9)
-
-    record = await server.record()
-    assert (record.error_type, record.http_status) == ("validation", 400)
 
 
 async def test_the_choices_of_a_request_share_its_compiled_stop_strings(

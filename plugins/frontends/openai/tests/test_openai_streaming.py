@@ -6,9 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-import msgspec
 import pytest
-from dynamo_core import BackendError, CompletionUsage, FinishReason, LLMEngineOutput
+from dynamo_core import BackendError, FinishReason, LLMEngineOutput
 from dynamo_core.errors import Disconnected, ServiceOverloaded
 
 #: The end of a chunked body, with the end of the chunk before: an id at the end of the head may end in 0, too.
@@ -92,19 +91,6 @@ async def test_tokens_that_wait_together_become_one_chunk_and_later_ones_another
     assert (record.output_tokens, record.finish_reason, record.status) == (5, "length", "success")
 
 
-async def test_a_connection_is_used_again_after_a_stream(server: Any, model: Any) -> None:
-    model.script = lambda call: call.finish(text="x")
-    connection = await server.connect()
-
-    connection.send(CHAT, body())
-    first = await connection.reply()
-    connection.send(CHAT, body(stream=False))
-    second = await connection.reply()
-
-    assert first.whole
-    assert second.json()["choices"][0]["message"] == {"role": "assistant", "content": "x"}
-
-
 async def test_http_1_0_clients_get_plain_bytes_until_the_connection_ends(server: Any) -> None:
     connection, call = await server.asked(CHAT, body(), version="1.0", connection="keep-alive")
     call.say("one ")
@@ -117,20 +103,6 @@ async def test_http_1_0_clients_get_plain_bytes_until_the_connection_ends(server
     assert b'"content":"two"' in rest
 
 
-async def test_the_usage_chunk_comes_only_when_asked_for(server: Any, model: Any) -> None:
-    model.script = lambda call: call.finish(text="abc")
-
-    without = await server.chat(stream=True)
-    with_usage = await server.chat(stream=True, stream_options={"include_usage": True})
-
-    assert all("usage" not in event for event in without.events[:-1])
-    last = with_usage.events[-2]
-    prompt = len(b"user: Hi\nassistant: ")
-    assert last["choices"] == []
-    assert last["usage"] == {"prompt_tokens": prompt, "completion_tokens": 3, "total_tokens": prompt + 3}
-    assert with_usage.events[-1] == "data: [DONE]"
-
-
 async def test_every_chunk_of_an_answer_has_the_same_identity(server: Any, model: Any) -> None:
     model.script = lambda call: call.finish(text="abc")
 
@@ -140,41 +112,6 @@ async def test_every_chunk_of_an_answer_has_the_same_identity(server: Any, model
     identities = {(e["id"], e["created"], e["model"]) for e in one.events[:-1]}
     assert len(identities) == 1
     assert other.events[0]["id"] != one.events[0]["id"]
-
-
-@pytest.mark.parametrize("text", ['say "hi"\n', "back\\slash", "é😀", "\x00\x1f\x7f\u2028", "</script>&"])
-async def test_chunks_made_from_templates_equal_those_of_a_full_encoder(server: Any, model: Any, text: str) -> None:
-    class Delta(msgspec.Struct, omit_defaults=True):
-        role: str | None = None
-        content: str | None = None
-
-    class ChunkChoice(msgspec.Struct):
-        index: int
-        delta: Delta
-        finish_reason: str | None
-
-    class Chunk(msgspec.Struct):
-        id: str
-        object: str
-        created: int
-        model: str
-        choices: list[ChunkChoice]
-
-    model.script = lambda call: call.finish(text=text)
-
-    reply = await server.chat(stream=True)
-
-    first = reply.events[0]
-    deltas = [(Delta(role="assistant"), None), (Delta(content=text), None), (Delta(), "stop")]
-    expected = b"".join(
-        b"data: "
-        + msgspec.json.encode(
-            Chunk(first["id"], "chat.completion.chunk", first["created"], "m", [ChunkChoice(0, delta, reason)])
-        )
-        + b"\n\n"
-        for delta, reason in deltas
-    )
-    assert reply.body == expected + b"data: [DONE]\n\n"
 
 
 async def test_completion_chunks_carry_text(server: Any, model: Any) -> None:
@@ -405,15 +342,6 @@ async def test_a_reader_that_never_reads_is_cut_off(cold_server: Any) -> None:
     record = await cold_server.record()
     assert (record.status, record.error_type) == ("error", "cancelled")
     await asyncio.wait_for(call.released.wait(), 5)
-
-
-async def test_cached_tokens_are_told_when_the_engine_knows_them(server: Any, model: Any) -> None:
-    usage = CompletionUsage(prompt_tokens=5, completion_tokens=1, total_tokens=6, cached_tokens=4)
-    model.script = lambda call: call.put(LLMEngineOutput([104], FinishReason.STOP, completion_usage=usage))
-
-    reply = await server.chat(stream=True, stream_options={"include_usage": True})
-
-    assert reply.events[-2]["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 
 
 async def test_a_choice_that_ends_at_a_stop_string_is_stopped_while_others_go_on(server: Any, model: Any) -> None:

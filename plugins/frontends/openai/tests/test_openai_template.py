@@ -45,14 +45,6 @@ def test_blocks_are_trimmed_as_models_expect() -> None:
     assert render(template, USER) == "user\n"
 
 
-def test_loop_controls_work() -> None:
-    template = ChatTemplate(
-        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}"
-    )
-
-    assert render(template, USER * 3) == "user"
-
-
 def test_json_has_no_html_escapes() -> None:
     template = ChatTemplate("{{ messages | tojson }}|{{ {'b': 1, 'a': 2} | tojson(indent=1, sort_keys=true) }}")
 
@@ -60,15 +52,6 @@ def test_json_has_no_html_escapes() -> None:
 
     assert rendered.startswith('[{"role": "user", "content": "<é & \'x\'>"}]|{\n')
     assert rendered.index('"a"') < rendered.index('"b"')
-
-
-def test_the_template_can_refuse_the_messages() -> None:
-    template = ChatTemplate("{{ raise_exception('roles must alternate') }}")
-
-    with pytest.raises(InvalidArgument, match="roles must alternate") as caught:
-        render(template, USER)
-
-    assert caught.value.field == "messages"
 
 
 def test_a_template_that_trips_over_the_messages_is_a_bad_request() -> None:
@@ -80,11 +63,6 @@ def test_a_template_that_trips_over_the_messages_is_a_bad_request() -> None:
 def test_templates_are_in_a_sandbox(source: str) -> None:
     with pytest.raises(InvalidArgument):
         render(ChatTemplate(source), USER)
-
-
-def test_a_broken_template_is_the_models_fault() -> None:
-    with pytest.raises(Unknown, match="template is broken"):
-        ChatTemplate("{% if %}")
 
 
 def test_time_and_generation_marks_are_known() -> None:
@@ -101,12 +79,6 @@ def test_special_tokens_come_from_the_tokenizers_settings() -> None:
     }
 
     assert render(load({"tokenizer_config.json": json.dumps(settings).encode()}), USER) == "<s>|</s>"
-
-
-def test_of_named_templates_the_default_is_taken() -> None:
-    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-
-    assert render(load({"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}), USER) == "D"
 
 
 def test_the_template_file_goes_before_the_settings() -> None:

@@ -83,14 +83,11 @@ async def test_the_choices_of_a_completion_have_their_own_prompts(server: Any, m
 async def test_tokens_are_those_that_count(server: Any, model: Any, stream: bool, fields: dict[str, Any]) -> None:
     model.parsers = Parsers(tools=HermesParser)
     said = CALL.encode() if "tools" in fields else b"Hello you"
-
-    def script(call: Any) -> None:
-        call.put(LLMEngineOutput(list(said[:2]), log_probs=[-1.0] * 2, top_logprobs=[[]] * 2))
-        rest = said[2:]
-        call.put(LLMEngineOutput(list(rest), FinishReason.LENGTH, log_probs=[-1.0] * len(rest)))
-        call.complete()
-
-    model.script = script
+    rest = said[2:]
+    model.puts(
+        LLMEngineOutput(list(said[:2]), log_probs=[-1.0] * 2, top_logprobs=[[]] * 2),
+        LLMEngineOutput(list(rest), FinishReason.LENGTH, log_probs=[-1.0] * len(rest)),
+    )
 
     reply = await server.chat(return_token_ids=True, stream=stream, **fields)
 
@@ -98,17 +95,6 @@ async def test_tokens_are_those_that_count(server: Any, model: Any, stream: bool
     assert tokens == list(b"Hello" if "stop" in fields else said)
     if not stream:
         assert reply.json()["usage"]["completion_tokens"] == len(tokens)
-
-
-async def test_usage_in_every_chunk_and_tokens_go_together(server: Any, model: Any) -> None:
-    model.script = saying(b"a", b"b")
-    options = {"include_usage": True, "continuous_usage_stats": True}
-
-    reply = await server.chat(stream=True, return_token_ids=True, stream_options=options)
-
-    chunks = [event for event in reply.events if isinstance(event, dict)]
-    assert all("usage" in chunk for chunk in chunks)
-    assert streamed(reply) == [*b"ab", END]
 
 
 @pytest.mark.parametrize("fields", [{}, {"return_token_ids": False}, {"return_token_ids": None}])

@@ -158,7 +158,7 @@ async def test_prompts_that_are_too_many_tokens_together_are_refused(
 @kinds
 async def test_a_prompt_of_one_token_less_than_the_context_is_answered(kind: str, cold_server: Any) -> None:
     library, tokenizer = of_kind(kind)
-    text = "the one and the other\n" * 8000 + "  12 " * 3000 + " " * 1280
+    text = "the one and the other\n" * 800 + "  12 " * 300 + " " * 1280
     size = len(library.encode(text).ids)
     for name, context in (("fits", size + 1), ("full", size)):
         model = cold_server.add_model(name, context_length=context, files={"chat_template.jinja": TEMPLATE})

@@ -92,17 +92,8 @@ async def usages(server: Any, **fields: Any) -> list[dict[str, Any]]:
     return [reply.events[-2]["usage"], (await server.chat(**fields)).json()["usage"]]
 
 
-def saying(*pieces: str) -> Any:
-    def script(call: Any) -> None:
-        for piece in pieces:
-            call.say(piece)
-        call.finish()
-
-    return script
-
-
 async def test_a_chat_is_told_them(server: Any, thinking: Any) -> None:
-    thinking.script = saying(MARKED[:12], MARKED[12:] + ANSWER)
+    thinking.says(MARKED[:12], MARKED[12:] + ANSWER)
 
     for usage in await usages(server):
         assert usage["completion_tokens"] == len((MARKED + ANSWER).encode())
@@ -110,21 +101,21 @@ async def test_a_chat_is_told_them(server: Any, thinking: Any) -> None:
 
 
 async def test_the_markup_of_a_call_is_no_reasoning(server: Any, thinking: Any) -> None:
-    thinking.script = saying(MARKED, CALL)
+    thinking.says(MARKED, CALL)
 
     for usage in await usages(server, tools=[TOOL]):
         assert usage["completion_tokens_details"] == {"reasoning_tokens": len(MARKED.encode())}
 
 
 async def test_those_of_several_choices_add_up(server: Any, thinking: Any) -> None:
-    thinking.script = saying(MARKED + ANSWER)
+    thinking.says(MARKED + ANSWER)
 
     for usage in await usages(server, n=3):
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 3 * len(MARKED.encode())}
 
 
 async def test_every_chunk_tells_those_so_far(server: Any, thinking: Any) -> None:
-    thinking.script = saying(*MARKED, ANSWER)
+    thinking.says(*MARKED, ANSWER)
 
     reply = await server.chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
 
@@ -133,13 +124,13 @@ async def test_every_chunk_tells_those_so_far(server: Any, thinking: Any) -> Non
 
 
 async def test_a_model_without_a_parser_of_reasoning_is_silent(server: Any, model: Any) -> None:
-    model.script = saying(MARKED + ANSWER)
+    model.says(MARKED + ANSWER)
 
     assert not any("completion_tokens_details" in usage for usage in await usages(server))
 
 
 async def test_responses_and_messages_are_told_them(server: Any, thinking: Any) -> None:
-    thinking.script = saying(MARKED + ANSWER)
+    thinking.says(MARKED + ANSWER)
 
     response = (await server.post("/v1/responses", {"model": "m", "input": "Hi"})).json()
     message = (
@@ -155,15 +146,12 @@ async def test_responses_and_messages_are_told_them(server: Any, thinking: Any) 
 @pytest.mark.parametrize(("reported", "told"), [(4, 4), (40, 9), (None, None)])
 async def test_an_engine_that_takes_text_reports_its_own(cold_server: Any, reported: int | None, told: Any) -> None:
     model = cold_server.add_model(model_input="text")
-
-    def script(call: Any) -> None:
-        call.put(LLMEngineOutput(delta={"reasoning_content": "Hm"}))
-        call.put(LLMEngineOutput(text="Yes"))
-        usage = CompletionUsage(prompt_tokens=3, completion_tokens=9, total_tokens=12, reasoning_tokens=reported)
-        call.put(LLMEngineOutput(finish_reason=FinishReason.STOP, completion_usage=usage))
-        call.complete()
-
-    model.script = script
+    own = CompletionUsage(prompt_tokens=3, completion_tokens=9, total_tokens=12, reasoning_tokens=reported)
+    model.puts(
+        LLMEngineOutput(delta={"reasoning_content": "Hm"}),
+        LLMEngineOutput(text="Yes"),
+        LLMEngineOutput(finish_reason=FinishReason.STOP, completion_usage=own),
+    )
     await cold_server.start()
 
     for usage in await usages(cold_server):

@@ -200,15 +200,13 @@ async def test_a_template_that_runs_away_is_stopped(
     assert watched.longest < LONGEST
 
 
-@pytest.mark.parametrize("name", SOUND)
-async def test_a_sound_template_gives_on_the_loop_what_it_gives_without_bounds(
-    patient: TemplateStore, name: str
-) -> None:
-    template = ChatTemplate(SOUND[name], {"bos": "<s>"})
+async def test_a_sound_template_gives_on_the_loop_what_it_gives_without_bounds(patient: TemplateStore) -> None:
+    for name, source in SOUND.items():
+        template = ChatTemplate(source, {"bos": "<s>"})
 
-    inline = template.render(template.values(USER * 2))
+        inline = template.render(template.values(USER * 2))
 
-    assert inline == await render(patient, template, long=True)
+        assert inline == await render(patient, template, long=True), name
 
 
 async def test_a_template_that_is_not_for_the_loop_is_rendered_all_the_same(patient: TemplateStore) -> None:
@@ -264,7 +262,7 @@ async def test_after_a_process_was_stopped_the_next_conversation_has_another(sto
     assert await render(store, ChatTemplate("{{ messages|length }}"), long=True) == "2"
 
 
-@pytest.mark.parametrize("megabytes", [0, 600])
+@pytest.mark.parametrize("megabytes", [0, 200])
 async def test_one_process_serves_many_conversations_however_large_the_frontend_is(
     store: TemplateStore, monkeypatch: pytest.MonkeyPatch, megabytes: int
 ) -> None:

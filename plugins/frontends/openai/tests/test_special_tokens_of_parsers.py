@@ -227,11 +227,7 @@ def chat(**fields: Any) -> dict[str, Any]:
 
 
 def say(model: Any, ids: Sequence[int]) -> None:
-    def script(call: Any) -> None:
-        call.put(LLMEngineOutput(list(ids), FinishReason.STOP))
-        call.complete()
-
-    model.script = script
+    model.puts(LLMEngineOutput(list(ids), FinishReason.STOP))
 
 
 @pytest.mark.parametrize(("fields", "text"), [({}, "ab"), ({"skip_special_tokens": False}, f"a{OTHER}b")])
@@ -297,15 +293,7 @@ async def test_tokens_of_reasoning_are_counted_where_markers_that_are_tokens_tel
     model = cold_server.add_model()
     model.tokenizer, model.parsers = tokenizer, Parsers(InChannels)
     thought, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (f"{OPEN}abc", f"{CLOSE}de"))
-    items = [thought[:1], thought[1:], answer]
-
-    def script(call: Any) -> None:
-        for ids in items[:-1]:
-            call.put(LLMEngineOutput(list(ids)))
-        call.put(LLMEngineOutput(items[-1], FinishReason.STOP))
-        call.complete()
-
-    model.script = script
+    model.puts(*map(LLMEngineOutput, (thought[:1], thought[1:])), LLMEngineOutput(answer, FinishReason.STOP))
     await cold_server.start()
 
     reply = await cold_server.post("/v1/chat/completions", chat())
@@ -332,12 +320,7 @@ async def test_scores_keep_step_with_markers_that_are_part_of_the_text(cold_serv
     model = cold_server.add_model()
     model.tokenizer, model.parsers = tokenizer, Parsers(Noting)
     ids = tokenizer.encode(f"a{OPEN}b{OTHER}c", add_special_tokens=False)
-
-    def script(call: Any) -> None:
-        call.put(LLMEngineOutput(ids, FinishReason.STOP, log_probs=[-float(at) for at in range(len(ids))]))
-        call.complete()
-
-    model.script = script
+    model.puts(LLMEngineOutput(ids, FinishReason.STOP, log_probs=[-float(at) for at in range(len(ids))]))
     await cold_server.start()
 
     reply = await cold_server.post("/v1/chat/completions", chat(logprobs=True))

@@ -440,16 +440,6 @@ async def test_items_of_a_conversation_are_added_shown_and_removed(server: Any) 
     assert (await server.post(PATH, body(conversation=talk["id"]))).status == 404
 
 
-async def test_responses_at_the_same_time_lose_nothing_of_a_conversation(server: Any) -> None:
-    _, talk = await http(server, "POST", "/v1/conversations", json={})
-
-    await asyncio.gather(*(ask(server, input=f"q{n}", conversation=talk["id"]) for n in range(8)))
-
-    items = (await http(server, "GET", f"/v1/conversations/{talk['id']}/items?limit=100&order=asc"))[1]["data"]
-    assert sorted(texts(items)) == ["Hello"] * 8 + [f"q{n}" for n in range(8)]
-    assert all(after == "Hello" for after in texts(items)[1::2])
-
-
 @pytest.mark.parametrize(
     ("path", "given", "param"),
     [

@@ -553,7 +553,17 @@ def is_object(arguments: str) -> bool:
         return False
 
 
-def check_mutants(parse: Any, tools: Any, written: Written, count: int) -> None:
+class Replayed:
+    """Returns deltas that are there already."""
+
+    def __init__(self, deltas: list[ParserDelta]) -> None:
+        self.finish = lambda: deltas
+
+
+@FORMATS
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("count", [100, pytest.param(100_000, marks=pytest.mark.full)])
+def test_mutated_answers_raise_nothing_and_lose_nothing(parse: Any, tools: Any, written: Written, count: int) -> None:
     """Parses mutated answers, whole and in pieces."""
     dice = random.Random(count)
     for _ in range(count):
@@ -578,25 +588,6 @@ def check_mutants(parse: Any, tools: Any, written: Written, count: int) -> None:
         assert parser.repairs == whole.repairs, text
 
 
-class Replayed:
-    """Returns deltas that are there already."""
-
-    def __init__(self, deltas: list[ParserDelta]) -> None:
-        self.finish = lambda: deltas
-
-
-@FORMATS
-def test_mutated_answers_raise_nothing_and_lose_nothing(parse: Any, tools: Any, written: Written) -> None:
-    check_mutants(parse, tools, written, 200)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1800)
-@FORMATS
-def test_very_many_mutated_answers_raise_nothing_and_lose_nothing(parse: Any, tools: Any, written: Written) -> None:
-    check_mutants(parse, tools, written, 100_000)
-
-
 @FORMATS
 @given(data=st.data())
 def test_any_cut_of_any_calls_gives_the_same(written: Written, data: st.DataObject) -> None:
@@ -617,86 +608,3 @@ def test_any_cut_of_any_calls_gives_the_same(written: Written, data: st.DataObje
     for index, (_, expected) in enumerate(calls):
         told = [delta.text for delta in deltas if isinstance(delta, ToolCallArguments) and delta.index == index]
         assert json.loads("".join(told)) == expected
-
-
-class Careless:
-    """Writes values as JSON with slips where the dice say so."""
-
-    def __init__(self, dice: random.Random) -> None:
-        self._dice = dice
-
-    def write(self, value: Any) -> str:
-        match value:
-            case dict():
-                return self._within("{}", [f"{self.write(key)}: {self.write(each)}" for key, each in value.items()])
-            case list():
-                return self._within("[]", [self.write(each) for each in value])
-            case str():
-                written = ""
-                for char in reversed(value):
-                    written = self._char(char, written) + written
-                return f'"{written}"'
-        return json.dumps(value)
-
-    def _within(self, brackets: str, items: list[str]) -> str:
-        comma = self._dice.choice(("", "", ",", " ,\n ")) if items else ""
-        return f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
-
-    def _char(self, char: str, following: str) -> str:
-        slips = [json.dumps(char, ensure_ascii=self._dice.random() < 0.5)[1:-1]]
-        if char < " ":
-            slips.append(char)
-        elif char == "'":
-            slips.append("\\'")
-        elif char == "\\" and following and following[0] not in "\"\\/bfnrtu'":
-            slips.append("\\")
-        return self._dice.choice(slips)
-
-
-LETTERS = "\n\t\x01\x1f\\'\"du.{},[]é😀 "
-
-
-def meant(dice: random.Random, depth: int = 2) -> dict[str, Any]:
-    """Arguments with letters that models are careless with."""
-
-    def text() -> str:
-        return "".join(dice.choices(LETTERS, k=dice.randrange(6)))
-
-    def value() -> Any:
-        return dice.choice(
-            (text(), text(), dice.randint(-9, 9), None, [text(), 1], meant(dice, depth - 1) if depth else {})
-        )
-
-    return {text(): value() for _ in range(dice.randrange(4))}
-
-
-def arguments_in(deltas: Sequence[ParserDelta]) -> list[str]:
-    told: dict[int, str] = {}
-    for delta in deltas:
-        assert not isinstance(delta, ContentDelta)
-        if isinstance(delta, ToolCallArguments):
-            told[delta.index] = told.get(delta.index, "") + delta.text
-    return list(told.values())
-
-
-@FORMATS
-@given(seed=st.integers(0, 2**32))
-def test_calls_that_are_written_carelessly_mean_the_same_streamed_and_whole(written: Written, seed: int) -> None:
-    dice = random.Random(seed)
-    values = [meant(dice) for _ in range(dice.randint(1, 2))]
-    arguments = [Careless(dice).write(each) for each in values]
-    if dice.random() < 0.5 and not arguments[-1].endswith((",}", ", }", "\n }")):
-        # Without an argument, nothing says that there was to be an end.
-        arguments[-1] = arguments[-1] + "}" if dice.random() < 0.5 or not values[-1] else arguments[-1][:-1]
-    text = written.write([("f", each) for each in arguments])
-
-    streamed, whole = (written.parser([{"type": "function", "function": {"name": "f"}}]) for _ in range(2))
-    whole.buffer_calls()
-    deltas: list[ParserDelta] = []
-    for piece, is_token in pieces(dice, text, written.parser.MARKERS):
-        deltas += streamed.feed_marker(piece) if is_token else streamed.feed(piece)
-
-    told = arguments_in([*deltas, *streamed.finish()])
-    assert told == arguments_in([*whole.feed(text), *whole.finish()])
-    assert [json.loads(each) for each in told] == values
-    assert streamed.repairs == whole.repairs

@@ -368,16 +368,6 @@ def test_calls_come_as_the_model_meant_them(
     assert [each if each[0] == "content" else (each[1], json.loads(each[2])) for each in parsed] == expected + calls
 
 
-@relaxed
-@given(data=st.data(), sizes=SIZES)
-@pytest.mark.parametrize("form", ALL)
-def test_the_cuts_of_the_text_change_nothing(parse: Any, form: Format, data: st.DataObject, sizes: list[int]) -> None:
-    parts = st.sampled_from([*form.tags, "\n", " ", "f", "s", "5", "<", "call:"]) | CALLS.map(form.write) | TEXTS
-    text = "".join(data.draw(st.lists(parts, max_size=12)))
-
-    assert parse(form.parser(TOOLS), text, sizes) == parse(form.parser(TOOLS), text)
-
-
 @pytest.mark.parametrize("form", ALL)
 def test_an_answer_that_is_cut_off_anywhere_begins_with_the_same_calls(parse: Any, form: Format) -> None:
     calls: list[tuple[str, dict[str, Any]]] = [("f", {"s": "a\n<b>", "n": 5}), ("g", {"o": {"k": "c"}, "m": None})]
@@ -444,7 +434,10 @@ def said(deltas: list[ParserDelta]) -> str:
     return "".join(out)
 
 
-def check_mutations(parse: Any, form: Format, count: int) -> None:
+@pytest.mark.parametrize("form", ALL)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("count", [100, pytest.param(100_000, marks=pytest.mark.full)])
+def test_mutated_answers_lose_no_word(parse: Any, form: Format, count: int) -> None:
     dice = random.Random(form.parser.NAME)
     texts = samples(form)
     for _ in range(count):
@@ -472,18 +465,6 @@ def check_mutations(parse: Any, form: Format, count: int) -> None:
             again.buffer_calls()
             assert all(isinstance(json.loads(each[2]), dict) for each in calls if each[0] == "call")
         assert parse(again, text, [size]) == calls, text
-
-
-@pytest.mark.parametrize("form", ALL)
-def test_mutated_answers_lose_no_word(parse: Any, form: Format) -> None:
-    check_mutations(parse, form, 100)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("form", ALL)
-def test_many_mutated_answers_lose_no_word(parse: Any, form: Format) -> None:
-    check_mutations(parse, form, 100_000)
 
 
 def test_only_what_may_still_be_markup_is_held_back() -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from dynamo_core import ContentDelta, ToolCallArguments, ToolCallParser, ToolCallStart
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, Llama3JsonParser, MistralParser
 from dynamo_plugin_parsers_standard.parameter_formats import PythonicParser
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 ALL: list[type[ToolCallParser]] = [HermesParser, Llama3JsonParser, MistralParser, PythonicParser]
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -173,115 +169,3 @@ def test_ids_have_the_form_that_mistral_demands_and_the_models_own_is_kept(tools
     first, second = [delta.id for delta in starts if isinstance(delta, ToolCallStart)]
     assert re.fullmatch(r"[A-Za-z0-9]{9}", first)
     assert second == "abcdefghi"
-
-
-TEXT = st.text(st.sampled_from('ab <>[]{}"\n/\\é'), max_size=6)
-ARGUMENTS = st.dictionaries(
-    st.text(max_size=3), st.text(max_size=8) | st.integers() | st.lists(st.booleans()), max_size=3
-)
-SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=6)
-#: Pieces of the markup of all parsers, and of what disturbs it.
-PARTS = st.sampled_from(
-    [
-        *(
-            OPEN,
-            CLOSE,
-            "[TOOL_CALLS]",
-            "[ARGS]",
-            "[CALL_ID]",
-            "<|python_tag|>",
-            "[",
-            "]",
-            ",",
-            ";",
-            " ",
-            "\n",
-            "f",
-            "(",
-        ),
-        *(
-            JSON_F,
-            JSON_G,
-            '{"name": "f", "arguments": ',
-            '{"a": 1}',
-            "}",
-            '"',
-            "g()",
-            "f(a=1)",
-            ")",
-            "a",
-            "\\",
-            "{",
-            "<",
-        ),
-        *(f"{OPEN}{JSON_F}{CLOSE}", f"[TOOL_CALLS] [{JSON_F}]", "[TOOL_CALLS]f[ARGS]{}", "[f(a=1)]"),
-    ]
-)
-BROKEN = st.lists(PARTS | TEXT, max_size=10).map("".join)
-
-
-def on_broken_text(test: Callable[..., None]) -> Callable[..., None]:
-    """Runs a test on texts of pieces of all formats, and with sizes to cut them by."""
-    over = given(text=BROKEN, sizes=SIZES)(test)
-    return settings(suppress_health_check=[HealthCheck.function_scoped_fixture])(over)
-
-
-@on_broken_text
-@pytest.mark.parametrize("cls", ALL)
-def test_the_cuts_of_the_text_change_nothing(
-    parse: Any, tools: Any, cls: type[ToolCallParser], text: str, sizes: list[int]
-) -> None:
-    assert parse(cls(tools), text, sizes) == parse(cls(tools), text)
-
-
-#: What may be missing between the pieces of an answer, by parser: its markup, names and separators.
-MARKUP: dict[type[ToolCallParser], str] = {
-    HermesParser: rf'(?:\s|{OPEN}|{CLOSE}|[\[\]{{}}:,]|"(?:name|arguments|f|g)")*+',
-    Llama3JsonParser: r'(?:\s|<\|python_tag\|>|[{}:,;]|"(?:name|arguments|f|g)")*+',
-    MistralParser: r'(?:\s|\[TOOL_CALLS\]|\[CALL_ID\]\w+|\[ARGS\]|[\[\]{}:,fgab]|"(?:name|arguments|f|g)")*+',
-}
-
-
-def is_markup(cls: type[ToolCallParser], text: str) -> bool:
-    return re.fullmatch(MARKUP[cls], text) is not None
-
-
-@on_broken_text
-@pytest.mark.parametrize("cls", MARKUP)
-def test_nothing_but_markup_is_lost(
-    parse: Any, tools: Any, cls: type[ToolCallParser], text: str, sizes: list[int]
-) -> None:
-    # Where the pieces so far may end, with nothing but markup between them.
-    ends = {0}
-    for _, *words in parse(cls(tools), text, sizes):
-        piece = words[-1]
-        starts = {at for at in range(len(text) + 1) if text.startswith(piece, at)}
-        found = {at + len(piece) for at in starts for end in ends if at >= end and is_markup(cls, text[end:at])}
-        # Arguments that the model left out.
-        ends = found | ends if piece == "{}" else found
-    assert any(is_markup(cls, text[end:]) for end in ends)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(calls=st.lists(st.tuples(st.sampled_from(["f", "g"]), ARGUMENTS), min_size=1, max_size=3), sizes=SIZES)
-@pytest.mark.parametrize("cls", ALL)
-def test_calls_come_as_the_model_meant_them(
-    parse: Any, tools: Any, cls: type[ToolCallParser], calls: list[tuple[str, dict[str, Any]]], sizes: list[int]
-) -> None:
-    texts = [json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False) for name, arguments in calls]
-    if cls is PythonicParser:
-        calls = [(name, {f"k{at}": value for at, value in enumerate(values.values())}) for name, values in calls]
-        written = [f"{name}({', '.join(f'{key}={value!r}' for key, value in keys.items())})" for name, keys in calls]
-        text = f"[{', '.join(written)}]"
-    elif cls is HermesParser:
-        text = "\n".join(f"{OPEN}\n{each}\n{CLOSE}" for each in texts)
-    elif cls is MistralParser:
-        text = f"[TOOL_CALLS] [{', '.join(texts)}]"
-    else:
-        text = "; ".join(texts)
-
-    parsed = parse(cls(tools), text, sizes)
-
-    assert [(kind, name, json.loads(arguments)) for kind, name, arguments in parsed] == [
-        ("call", name, arguments) for name, arguments in calls
-    ]

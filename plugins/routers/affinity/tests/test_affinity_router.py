@@ -24,7 +24,6 @@ from dynamo_core import (
     no_worker,
 )
 from dynamo_core.errors import ServiceOverloaded, Unavailable
-from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol import Instance, ModelCard, RuntimeConfig
 from dynamo_plugin_router_affinity.rendezvous import within_bound
 from dynamo_plugin_router_affinity.router import AffinityConfig, AffinityRouter
@@ -436,7 +435,3 @@ async def test_decisions_are_counted_by_what_they_were_made_from() -> None:
     text = (await cast(Metrics, inner.services.metrics).render()).decode()
     for source in ("session", "other", "overlap", "bound"):
         assert f'dynamo_router_affinity_decisions_total{{source="{source}"}} 1.0' in text
-
-
-def test_it_is_found_by_its_name() -> None:
-    assert PluginLoader().load("router", "affinity") is AffinityRouter

@@ -31,42 +31,8 @@ def cost(
     return one
 
 
-def test_an_idle_worker_costs_what_there_is_to_prefill_and_the_blocks_that_are_held_then() -> None:
-    assert cost(Weights()) == 10 + 10
-
-
-def test_blocks_that_a_worker_holds_are_not_prefilled() -> None:
-    assert cost(Weights(), overlap=7) == 3 + 10
-    assert cost(Weights(overlap_score_credit=0.5), overlap=7) == 6.5 + 10
-    assert cost(Weights(overlap_score_credit=0.0), overlap=7) == 10 + 10
-
-
-def test_tokens_of_others_are_prefilled_first() -> None:
-    assert cost(Weights(), load=(32, 0, 0)) == 12 + 10
-    assert cost(Weights(prefill_load_scale=2.0), load=(32, 0, 0)) == 24 + 10
-    assert cost(Weights(track_prefill_tokens=False), load=(32, 0, 0)) == 10
-
-
-def test_what_is_spared_is_never_more_than_what_there_is_to_do() -> None:
-    assert cost(Weights(), overlap=500) == 10
-
-
-def test_blocks_that_running_requests_hold_count_once_if_they_are_shared() -> None:
-    assert cost(Weights(), load=(0, 25, 4)) == 10 + 25 + 6
-    assert cost(Weights(assume_kv_reuse=False), load=(0, 25, 4)) == 10 + 25 + 10
-
-
 def test_running_requests_cost_what_they_are_said_to() -> None:
     assert cost(Weights(decode_active_request_weight=1.5), requests=4) == 20 + 6
-
-
-def test_with_decay_overlap_is_worth_less_where_more_is_to_be_prefilled() -> None:
-    weights = Weights(overlap_score_credit_decay=1.0)
-    loads: list[Load] = [(0, 0, 0), (160, 0, 0), (480, 0, 0)]
-
-    found = costs(weights, tokens=160, blocks=10, block_size=16, overlaps=[8, 8, 8], loads=loads)
-
-    assert found == [10 - 8 + 10, 20 - 4 + 10, 40 - 2 + 10]
 
 
 @given(

@@ -304,18 +304,6 @@ def test_a_worker_with_another_epoch_has_lost_what_it_held_and_late_events_of_th
     assert told.warnings == {"restart": 1, "duplicate": 1}
 
 
-def test_what_comes_again_is_not_taken_in_again() -> None:
-    told = Told()
-    told.on_event(0, stored(1))
-    told.on_event(1, KvRemoved(block_hashes=[1]))
-
-    told.on_event(0, stored(1))
-    told.on_event(2, stored(2))
-
-    assert told.held == 1
-    assert told.warnings == {"duplicate": 1}
-
-
 def test_without_anybody_to_ask_a_gap_is_only_told() -> None:
     told = Told(has_history=False)
     told.on_event(41, stored(1))
@@ -369,14 +357,14 @@ def test_who_was_not_added_is_not_heard_and_who_has_gone_holds_nothing() -> None
 # The worker's side.
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_a_worker_holds_is_told_in_parts_each_block_after_what_it_follows(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_history, "PART", 5)
     draw = random.Random(seed)
     engine, history = Engine(0), KvHistory(3)
-    for _ in range(200):
+    for _ in range(60):
         event = engine.evict(draw) if draw.random() < 0.3 else engine.prompt(draw.choices([1, 2, 3], k=12))
         if event is not None:
             history.note(event)
@@ -386,7 +374,7 @@ def test_what_a_worker_holds_is_told_in_parts_each_block_after_what_it_follows(
     told = Told()
     for part in parts:
         told.follower.on_history_part(WORKER, part)
-    assert told.held == len(engine.held) > 100
+    assert told.held == len(engine.held) > 50
     assert all(status == "ok" for _, status in told.applied)
     assert [part.fresh for part in parts] == [True] + [False] * (len(parts) - 1)
     assert [part.event_id for part in parts] == [None] * (len(parts) - 1) + [engine.number - 1]

@@ -10,7 +10,7 @@ from dynamo_plugin_router_kv.config import KvConfig
 from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_testing.router.harness import Fleet
 
-WORKERS = 1000
+WORKERS = 300
 
 
 async def cost(workers: int, **settings: object) -> float:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 from dynamo_core import PreprocessedRequest, RouterServices, RoutingRequest
-from dynamo_core.errors import ServiceOverloaded, Unavailable
+from dynamo_core.errors import ServiceOverloaded
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol import Instance
 from dynamo_plugin_router_load_aware.routers import (
@@ -120,14 +120,6 @@ def test_a_chosen_worker_is_eligible_and_has_the_chosen_rank(
 
     assert {instance_id for instance_id, _ in drawn} <= left
     assert {rank for _, rank in drawn} <= set(range(start, start + ranks))
-
-
-@each_router
-async def test_without_workers_the_model_is_unavailable(kind: type[LoadAwareRouter]) -> None:
-    pool = Workers(0)
-
-    with pytest.raises(Unavailable, match="'m'"):
-        await make(kind, pool).route(ask(), pool)
 
 
 @each_router

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from dynamo_core.kv import sequence_hashes
-from dynamo_plugin_router_slot_tracker.sequences import ActivePrefixes, ActiveSequences, prefix_keys
+from dynamo_plugin_router_slot_tracker.sequences import ActiveSequences, prefix_keys
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -18,16 +18,13 @@ class ActiveSequencesModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sequences = self.make()
+        self.sequences = ActiveSequences()
         self.now = 0.0
         self.added: dict[str, float] = {}
         self.active: dict[str, list[int]] = {}
         self.prefill: dict[str, int] = {}
         #: Requests whose hashes are no chain: any numbers, with repeats.
         self.free_form: set[str] = set()
-
-    def make(self) -> ActiveSequences:
-        return ActiveSequences()
 
     @rule(request=ids, hashes=raw, new_tokens=tokens)
     def add_any_hashes(self, request: str, hashes: list[int], new_tokens: int) -> None:
@@ -118,43 +115,6 @@ class ActiveSequencesModel(RuleBasedStateMachine):
 
 
 TestActiveSequences = ActiveSequencesModel.TestCase
-
-
-class ActivePrefixesModel(ActiveSequencesModel):
-    """The same, and what is shared is exactly what some request begins with."""
-
-    def make(self) -> ActiveSequences:
-        return ActivePrefixes()
-
-    @rule(hashes=chains | raw)
-    def potential_blocks(self, hashes: list[int]) -> None:
-        unique = list(dict.fromkeys(hashes))
-        begun = [list(dict.fromkeys(one)) for one in self.active.values()]
-        shared = max(
-            (length for length in range(len(unique) + 1) if any(one[:length] == unique[:length] for one in begun)),
-            default=0,
-        )
-
-        assert self.sequences.potential_blocks(hashes) == len(self.held()) + len(unique) - shared
-
-    def teardown(self) -> None:
-        super().teardown()
-        assert isinstance(self.sequences, ActivePrefixes)
-        assert not self.sequences._prefixes
-        assert not self.sequences._keys
-
-
-TestActivePrefixes = ActivePrefixesModel.TestCase
-
-
-def test_the_documented_projections() -> None:
-    sequences = ActivePrefixes()
-    sequences.add("r", [101, -22, 303], 0)
-
-    assert sequences.potential_blocks([101, -22, 303, 404]) == 4
-    assert sequences.potential_blocks([-22, 101]) == 5
-    assert sequences.potential_blocks([101, 5, 303]) == 5
-    assert sequences.potential_blocks([]) == 3
 
 
 def test_prefixes_of_small_numbers_differ() -> None:

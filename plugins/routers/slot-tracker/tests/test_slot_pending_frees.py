@@ -18,6 +18,8 @@ from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration, Re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plugins.conftest import until
+
 #: What becomes of a call: the service never hears of it, and the client knows; the service never hears of it, and the
 #: client cannot know; the service does it, and the answer is lost; or all goes well.
 UNSENT, LOST, UNANSWERED, ANSWERED = range(4)
@@ -79,12 +81,6 @@ def reservation(owner: Reservations, request_id: str) -> Reservation:
 
 def key_of(request_id: str) -> RequestKey:
     return RequestKey(model_name="m", request_id=request_id)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - no event marks what is waited for
-            await asyncio.sleep(0)
 
 
 outcomes = st.lists(st.sampled_from([UNSENT, LOST, UNANSWERED, ANSWERED]), max_size=40)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -12,17 +11,9 @@ from dynamo_plugin_router_slot_tracker.schemas import Addition, Projection, Regi
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from plugins.conftest import Clock
+
 MODELS, TENANTS, WORKERS = ("m", "n"), ("default", "t"), (1, 2)
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def worker(worker_id: int = 1, model: str = "m", tenant: str = "default", **facts: int) -> Registration:
@@ -266,38 +257,6 @@ class RegistryModel(RuleBasedStateMachine):
 TestRegistry = RegistryModel.TestCase
 
 
-def test_ten_thousand_random_calls_come_out_as_the_reference_says() -> None:
-    drawn, clock = random.Random(7), Clock()
-    registry, reference = Registry(clock=clock), Reference()
-    for number in (1, 2):
-        reference.workers["m", "default", number] = worker(number, dp_size=4)
-        registry.register(worker(number, dp_size=4))
-    for _ in range(10_000):
-        request = f"r{drawn.randrange(40)}"
-        key = ("m", "default", request)
-        held = reference.active.get(key)
-        match drawn.randrange(4):
-            case 0 | 1 if held is None:
-                rank = (drawn.choice((1, 2)), drawn.randrange(4))
-                # Chains that branch, as those of conversations do.
-                hashes = [*range(drawn.randrange(12)), *(drawn.randrange(100, 103) for _ in range(drawn.randrange(3)))]
-                new = drawn.randrange(200)
-                registry.add(addition(request, hashes, new, rank))
-                reference.active[key] = (rank, list(dict.fromkeys(hashes)), new, clock.now)
-            case 2 if held is not None:
-                registry.complete_prefill(key_of(request))
-                reference.active[key] = (held[0], held[1], 0, held[3])
-            case _:
-                registry.free(key_of(request))
-                reference.active.pop(key, None)
-        query = [*range(drawn.randrange(14)), *(drawn.randrange(100, 103) for _ in range(drawn.randrange(2)))]
-        loads = registry.potential_loads(Projection(model_name="m", sequence_hashes=query))
-        for load in drawn.sample(loads, 2):
-            rank = (load.worker_id, load.dp_rank)
-            assert (load.potential_prefill_tokens, load.active_requests) == reference.load("m", "default", rank)[::2]
-            assert load.potential_decode_blocks == reference.potential("m", "default", rank, query)
-
-
 def test_a_request_older_than_five_minutes_is_gone_at_most_half_a_minute_later() -> None:
     clock = Clock()
     registry = Registry(clock=clock)
@@ -385,11 +344,6 @@ def test_hashes_of_a_request_are_bounded() -> None:
     assert [load.active_decode_blocks for load in registry.loads()] == [3]
 
 
-def test_an_unknown_model_is_told_before_too_many_hashes() -> None:
-    with pytest.raises(Unknown):
-        Registry(max_hashes=1).add(addition("r", [1, 2]))
-
-
 def test_trackers_are_bounded_and_room_comes_back() -> None:
     registry = Registry(max_trackers=2)
     registry.register(worker(1, tenant="a"))
@@ -405,20 +359,6 @@ def test_trackers_are_bounded_and_room_comes_back() -> None:
     registry.unregister(Unregistration(worker_id=1, model_name="m", tenant_id="b"))
     registry.register(worker(1, tenant="c"))
     assert {key for key, _ in registry.scopes()} == {("m", "a"), ("m", "c")}
-
-
-def test_the_ids_of_a_removed_worker_are_free_while_others_stay() -> None:
-    registry = Registry()
-    registry.register(worker(1))
-    registry.register(worker(2))
-    registry.add(addition("r", [1], 5))
-
-    registry.unregister(Unregistration(worker_id=1, model_name="m"))
-
-    with pytest.raises(Unknown):
-        registry.complete_prefill(key_of("r"))
-    registry.add(addition("r", [1], 5, rank=(2, 0)))
-    assert [(load.worker_id, load.active_prefill_tokens) for load in registry.loads()] == [(2, 5)]
 
 
 def test_a_tenant_holds_as_much_as_it_leaves_free() -> None:

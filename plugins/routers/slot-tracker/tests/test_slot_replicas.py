@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import zmq
 from dynamo_core.errors import ConfigError, Unavailable
-from dynamo_plugin_router_slot_tracker import replicas, replication
+from dynamo_plugin_router_slot_tracker import replicas
 from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
 from dynamo_plugin_router_slot_tracker.errors import Malformed, Unknown
 from dynamo_plugin_router_slot_tracker.events import (
@@ -30,6 +30,8 @@ from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
 from dynamo_plugin_router_slot_tracker.resync import MAX_SOURCES
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration, RequestKey
 from dynamo_plugin_router_slot_tracker.sockets import BATCH
+
+from plugins.conftest import until
 
 ANYWHERE = "tcp://127.0.0.1:*"
 
@@ -84,10 +86,10 @@ asyncio.run(main())
 class Replica:
     """A registry with one worker, and its sockets."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, bind: str = ANYWHERE, **settings: Any) -> None:
         self.registry = Registry()
         self.registry.register(Registration(worker_id=7, model_name="m", block_size=16, dp_start=0, dp_size=2))
-        self.sync = Replicas(SyncSettings(ANYWHERE, **settings), self.registry)
+        self.sync = Replicas(SyncSettings(bind, **settings), self.registry)
         self.sync.open()
         self.sync.start()
 
@@ -120,12 +122,6 @@ class Replica:
     @property
     def active(self) -> set[str]:
         return set(self.registry.scope("m", "default").requests)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - sockets tell nobody but their owner
-            await asyncio.sleep(0.005)
 
 
 async def listens(listener: Replica, teller: Replica) -> None:
@@ -265,22 +261,8 @@ async def test_every_lifecycle_event_arrives_in_order(replica: Make) -> None:
 
     assert teller.sync.replication.identity != listener.sync.replication.identity
     assert (listener.sync.replication.counts.malformed, listener.sync.replication.counts.dropped) == (0, before)
-
-
-async def test_three_replicas_agree_and_no_event_goes_round(replica: Make) -> None:
-    three = [replica() for _ in range(3)]
-    for one in three:
-        for other in three:
-            if one is not other:
-                await listens(one, other)
-    before = [one.sync.replication.counts.published for one in three]
-    for number, one in enumerate(three):
-        one.add(f"r{number}", [number, 10], 1)
-
-    await until(lambda: all(one.load == (3, 4) for one in three))
-
-    # Each told of its own only.
-    assert [one.sync.replication.counts.published for one in three] == [count + 1 for count in before]
+    # An event of another replica is not told again.
+    assert listener.sync.replication.counts.published == 0
 
 
 async def test_a_replica_that_hears_itself_does_not_listen(replica: Make) -> None:
@@ -408,22 +390,6 @@ async def test_only_so_many_processes_are_remembered(heard: tuple[Replica, Stran
     assert len(resync) == MAX_SOURCES
 
 
-async def test_numbers_are_sent_and_looked_at_only_if_asked_for(replica: Make) -> None:
-    teller, listener = replica(gaps=True), replica()
-    await listens(listener, teller)
-    teller.sync.replication._numbers += 100
-    teller.add("r", [1])
-    await until(lambda: "r" in listener.active)
-    assert listener.sync.replication.counts.missed == 0
-
-    watchful = replica(gaps=True)
-    await listens(watchful, teller)
-    teller.sync.replication._numbers += 100
-    teller.add("s", [1])
-    await until(lambda: "s" in watchful.active)
-    assert watchful.sync.replication.counts.missed == 100
-
-
 async def test_what_was_lost_is_fetched_from_the_replica_that_has_it(replica: Make) -> None:
     teller, listener = await two(replica)
     for number in range(100):
@@ -442,23 +408,6 @@ async def test_what_was_lost_is_fetched_from_the_replica_that_has_it(replica: Ma
     await until(lambda: listener.active == {"old97", "old98", "old99", "new", "mine"})
     assert listener.load == (3 + 0 + 3 + 5, 1 + 3 + 2 + 1)
     assert "mine" not in teller.active
-
-
-async def test_a_listener_whose_queue_overflowed_comes_back_to_what_is_active(
-    replica: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replicas, "QUEUE", 10)
-    teller, listener = await two(replica)
-    # No turn of the loop in between, so that nothing is read: 20 MB are more than the sockets hold.
-    for number in range(100):
-        teller.add(f"r{number}", list(range(2**40 + number, 2**40 + number + 20_000)))
-        if number >= 3:
-            teller.free(f"r{number - 3}")
-
-    await until(lambda: listener.active == teller.active == {"r97", "r98", "r99"})
-
-    assert listener.sync.replication.counts.missed > 0
-    assert listener.load == teller.load
 
 
 class Eavesdropper:
@@ -554,24 +503,14 @@ async def test_replicas_with_and_without_the_option_hear_each_other(replica: Mak
     await listens(plain, numbered)
     await listens(numbered, plain)
 
+    numbered.sync.replication._numbers += 100
     plain.add("a", [1])
     numbered.add("b", [2])
 
     await until(lambda: plain.active == numbered.active == {"a", "b"})
     assert plain.sync.replication.counts.malformed == numbered.sync.replication.counts.malformed == 0
-
-
-async def test_all_of_a_replica_comes_in_several_parts(replica: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replication, "_PART", 2000)
-    monkeypatch.setattr(replicas, "PROGRESS", 0.05)
-    teller, listener = replica(gaps=True), replica(gaps=True)
-    for number in range(300):
-        teller.add(f"r{number}", [number])
-
-    listener.sync.add_peer(teller.sync.endpoint)
-
-    await until(lambda: listener.load == (0, 300))
-    assert listener.sync.replication.counts.repaired == 1
+    # The replica without the option does not look at numbers.
+    assert plain.sync.replication.counts.missed == 0
 
 
 async def test_a_worker_that_is_registered_late_gets_its_requests(
@@ -583,7 +522,7 @@ async def test_a_worker_that_is_registered_late_gets_its_requests(
     teller.registry.register(late)
     one = Addition(model_name="m", request_id="late", worker_id=8, dp_rank=0, sequence_hashes=[1, 2])
     teller.sync.replication.added(one, teller.registry.add(one))
-    await until(lambda: listener.sync.replication.counts.dropped == 1)
+    await until(lambda: listener.sync.replication.counts.dropped >= 1)
 
     listener.registry.register(late)
     listener.sync.replication.worker_registered()
@@ -605,20 +544,14 @@ async def test_a_peer_can_come_after_those_that_listen_to_it(replica: Make) -> N
     await listens(listener, teller)
     teller.sync.close()
 
-    again = Registry()
-    again.register(Registration(worker_id=7, model_name="m", block_size=16, dp_start=0, dp_size=2))
-    sync = Replicas(SyncSettings(endpoint), again)
-    sync.open()
-    try:
-        number = 0
-        while not listener.active:
-            number += 1
-            one = Addition(model_name="m", request_id=f"n{number}", worker_id=7, dp_rank=0, sequence_hashes=[1])
-            sync.replication.added(one, 16)
-            await asyncio.sleep(0.02)
-            assert number < 1000
-    finally:
-        sync.close()
+    again = replica(bind=endpoint)
+    for number in range(500):
+        again.add(f"n{number}", [1])
+        await asyncio.sleep(0.02)
+        if listener.active:
+            break
+
+    assert listener.active
 
 
 def test_a_closed_replica_refuses_peers_and_tells_nobody() -> None:

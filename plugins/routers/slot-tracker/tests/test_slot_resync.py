@@ -16,21 +16,13 @@ from dynamo_plugin_router_slot_tracker.schemas import Addition, Held, Registrati
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from plugins.conftest import Clock
+
 MODEL = "m"
 #: What both replicas know from the start, and what one of them may come to know later.
 EARLY, LATE = 1, 2
 
 Active = dict[str, tuple[tuple[int, int], tuple[int, ...], int, float]]
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def worker(worker_id: int, block_size: int = 16) -> Registration:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from dynamo_core import Phase, PreprocessedRequest, Route, RouterServices, RoutingRequest
-from dynamo_core.errors import ConfigError, InvalidArgument, ServiceOverloaded, Unavailable
+from dynamo_core.errors import ConfigError, InvalidArgument, Unavailable
 from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import RuntimeConfig
 from dynamo_plugin_router_slot_tracker.router import SlotTrackerConfig, SlotTrackerRouter
@@ -24,13 +24,9 @@ from dynamo_runtime.dispatch.pools.pool import Pool
 from dynamo_telemetry import Metrics
 from dynamo_testing.faults import BlackHole, Direction, FaultProxy, HalfOpen, Raw
 
+from plugins.conftest import until
+
 TOKEN = "a-token-that-is-long-enough"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in another part of the house
-            await asyncio.sleep(0.005)
 
 
 class House:
@@ -326,26 +322,6 @@ async def test_workers_that_come_and_go_are_made_known(house: House) -> None:
     await until(lambda: len(house.loads) == 3)
 
 
-async def test_a_service_that_was_restarted_learns_the_workers_anew(house: House) -> None:
-    for worker in (1, 2):
-        house.worker(worker)
-    first = await house.serve()
-    router = await house.router(pause=0)
-    await house.known()
-    port = first.listener.port
-    await first.aclose()
-    await house.serve(port)
-    assert house.registered == set()
-
-    # The request that finds out goes by load, and so does one whose connection was the old one's.
-    await router.route(ask([1]), house.pool)
-    await house.known()
-    await router.route(ask([1]), house.pool)
-
-    assert house.decisions("load") == 1
-    assert house.decisions("service") == 1
-
-
 async def test_a_worker_that_somebody_removed_from_the_service_is_registered_again(house: House) -> None:
     for worker in (1, 2):
         house.worker(worker)
@@ -480,16 +456,6 @@ async def test_a_token_is_sent_and_a_wrong_one_is_told(house: House, caplog: pyt
 
     assert house.decisions("load") == 1
     assert TOKEN not in caplog.text
-
-
-async def test_who_is_not_there_cannot_be_chosen(house: House) -> None:
-    await house.serve()
-    router = await house.router()
-    with pytest.raises(Unavailable):
-        await router.route(ask([1]), house.pool)
-    house.worker(1)
-    with pytest.raises(ServiceOverloaded):
-        await router.route(ask([1], 1), house.pool)
 
 
 async def test_workers_may_leave_while_the_service_is_asked(house: House) -> None:

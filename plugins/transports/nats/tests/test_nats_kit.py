@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 from dynamo_testing.brokered_kit import (
     BrokeredDamageChecks,
     BrokeredEventsKit,
@@ -15,23 +16,24 @@ from dynamo_testing.brokered_kit import (
 
 
 class TestNatsOverItsServer(BrokeredTransportKit):
-    pass
+    QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
+@pytest.mark.full
 class TestNats(DirectKit):
-    pass
+    """Without the wire between that the class below has."""
 
 
 class TestNatsOverAWire(WireKit):
-    pass
+    QUICK_LOOP: ClassVar[str] = "uvloop"
 
 
 class TestNatsThatHangs(BrokeredHangChecks):
-    pass
+    QUICK_LOOP: ClassVar[str] = "uvloop"
 
 
 class TestNatsDamaged(BrokeredDamageChecks):
-    pass
+    QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
 class TestNatsEvents(BrokeredEventsKit):

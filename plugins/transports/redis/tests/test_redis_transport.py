@@ -15,6 +15,8 @@ from dynamo_testing.faults import Delay, Direction, Drop
 from dynamo_testing.transport.handlers import ECHO, TOKENS, SteppedEngine, at, echo, happens, until
 from dynamo_testing.transport.harness import Recorder
 
+#: Loops behave alike here: the other one runs in the long lanes.
+QUICK_LOOP = "asyncio"
 WAIT = 10.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 from dynamo_testing.brokered_kit import (
     BrokeredDamageChecks,
     BrokeredEventsKit,
@@ -15,23 +16,24 @@ from dynamo_testing.brokered_kit import (
 
 
 class TestRedisOverItsServer(BrokeredTransportKit):
-    pass
+    QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
+@pytest.mark.full
 class TestRedis(DirectKit):
-    pass
+    """Without the wire between that the class below has."""
 
 
 class TestRedisOverAWire(WireKit):
-    pass
+    QUICK_LOOP: ClassVar[str] = "uvloop"
 
 
 class TestRedisThatHangs(BrokeredHangChecks):
-    pass
+    QUICK_LOOP: ClassVar[str] = "uvloop"
 
 
 class TestRedisDamaged(BrokeredDamageChecks):
-    pass
+    QUICK_LOOP: ClassVar[str] = "asyncio"
 
 
 class TestRedisEvents(BrokeredEventsKit):

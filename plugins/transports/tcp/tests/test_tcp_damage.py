@@ -44,6 +44,7 @@ def through(proxy: FaultProxy, there: Address) -> Instance:
 
 
 class TestTcpDamaged(DamageChecks):
+    QUICK_LOOP: ClassVar[str] = "asyncio"
     FLIPS: ClassVar[int] = 150
     LEAST_WHOLE: ClassVar[int] = 1000
 

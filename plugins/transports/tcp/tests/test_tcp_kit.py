@@ -26,6 +26,7 @@ PATIENT = {"connect_timeout": 60, "accept_timeout": 60, "heartbeat": 0.2}
 class TestTcp(TransportKit):
     """Without a wire between, with a secret."""
 
+    QUICK_LOOP: ClassVar[str] = "uvloop"
     ITEM_LIMIT: ClassVar[int | None] = 2 * 1024 * 1024
 
     @pytest.fixture
@@ -37,6 +38,7 @@ class TestTcp(TransportKit):
 class TestTcpThatHangs(HangChecks):
     """Through a proxy, so that a connection may carry one way only."""
 
+    QUICK_LOOP: ClassVar[str] = "uvloop"
     CAN_SERVE_ELSEWHERE: ClassVar[bool] = True
     CAN_GO_DEAF: ClassVar[bool] = True
 
@@ -60,6 +62,7 @@ class TestTcpThatHangs(HangChecks):
         return TcpTransport, {}
 
 
+@pytest.mark.full
 class TestTcpThatHangsEncrypted(HangChecks):
     """With TLS and a secret; probes are plain."""
 
@@ -76,6 +79,7 @@ class TestTcpThatHangsEncrypted(HangChecks):
 
 
 class TestTcpOverAWire(TransportKit):
+    QUICK_LOOP: ClassVar[str] = "asyncio"
     CAN_BREAK_CONNECTION: ClassVar[bool] = True
     CAN_LOSE_AN_ITEM: ClassVar[bool] = True
 

@@ -124,12 +124,6 @@ def test_any_other_text_is_a_value_error(text: str) -> None:
 # Secrets.
 
 
-async def test_two_that_know_the_secret_talk(make_transport: Make, recorder: Any) -> None:
-    server, client = make_transport(secret=SECRET), make_transport(secret=SECRET)
-
-    assert await greet(server, client, recorder()) == [b"hello"]
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours", "message"),
     [
@@ -164,15 +158,6 @@ def test_a_proof_is_of_no_use_elsewhere() -> None:
 
 
 # Certificates.
-
-
-async def test_calls_go_over_tls_and_both_ends_show_certificates(
-    make_transport: Make, recorder: Any, authority: Any
-) -> None:
-    server = make_transport(tls=authority.issue("worker") | {"client_ca": str(authority.ca)})
-    client = make_transport(tls=authority.issue("frontend"))
-
-    assert await greet(server, client, recorder()) == [b"hello"]
 
 
 async def test_the_name_in_the_certificate_can_be_given(make_transport: Make, recorder: Any, authority: Any) -> None:

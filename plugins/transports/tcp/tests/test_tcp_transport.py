@@ -415,27 +415,6 @@ async def test_a_connection_over_which_nothing_comes_is_given_up_by_both_ends(
     assert not engine.contexts[0].is_stopped()
 
 
-async def test_a_call_pending_when_the_connection_breaks_is_disconnected(
-    make_transport: Make, make_wire: Any, recorder: Any
-) -> None:
-    server, client, wire = make_transport(), make_transport(), await make_wire()
-    asked = asyncio.Event()
-
-    async def never(request: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
-        asked.set()
-        await ctx.stopped()
-        raise AssertionError("was told to stop")
-
-    instance = await through(wire, await server.serve(7, TOKENS, never))
-    calling = asyncio.ensure_future(client.call(instance, TOKENS, 0, EngineContext("r"), recorder()))
-    await happens(asked)
-
-    wire.cut()
-
-    with pytest.raises(Disconnected):
-        await calling
-
-
 async def test_closing_a_call_whose_worker_does_not_answer_is_bounded_and_late_rows_are_dropped(
     make_transport: Make, make_wire: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

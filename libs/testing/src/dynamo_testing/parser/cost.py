@@ -11,7 +11,7 @@ from typing import Any
 from dynamo_testing.parser.reading import Parser
 
 #: Characters in a piece of text, and how many pieces are fed.
-PIECE, PIECES = 64, 2048
+PIECE, PIECES = 64, 512
 #: What is allocated at once for a piece, in bytes, and the longest text that is kept, however much came before it.
 ALLOCATED, KEPT = 16 * 1024, 16 * PIECE
 

@@ -69,6 +69,7 @@ class Extensions(AsyncResource):
                 events=plane.events,
                 call=call,
                 report_failure=partial(self._report, one.name),
+                load_plugin=plane.loader.load,
                 frontend=view,
             )
             try:

@@ -62,7 +62,6 @@ def compose_frontend(plane: Plane, role: Role, reload: Reload) -> FrontendProces
     settings, picked, picked_router = plane.settings, plane.resolved.frontend, plane.resolved.router
     if picked is None or picked_router is None:
         raise ValueError("the plane was made for a role without a frontend")
-    lag = LoopLag(plane.metrics, prefix=settings.http.metrics_prefix)
 
     # The load of the workers, and which of them are too busy.
     tracker = LoadTracker()
@@ -100,7 +99,7 @@ def compose_frontend(plane: Plane, role: Role, reload: Reload) -> FrontendProces
     served |= listeners.routes
     return FrontendProcess(
         FrontendParts(
-            lag=lag,
+            lag=LoopLag(plane.metrics, prefix=settings.http.metrics_prefix),
             monitor=monitor,
             thresholds=thresholds,
             admission=admission,

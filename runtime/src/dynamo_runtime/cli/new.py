@@ -16,6 +16,8 @@ import click
 from dynamo_core.errors import ConfigError
 from importlib_metadata import version
 
+from dynamo_runtime.cli.lazy import KindGroup
+
 #: Every file of the templates ends with it, so that no tool takes them for code.
 SUFFIX = ".tmpl"
 
@@ -210,7 +212,7 @@ def write_all(target: Path, files: Mapping[PurePosixPath, str]) -> None:
         raise
 
 
-@click.group()
+@click.group(cls=KindGroup, part="scaffold")
 def command() -> None:
     """Write a new plugin to start from: a package that installs, or one file beside a config file.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from dynamo_core.contracts.admission import NO_ADMISSION
 from dynamo_core.contracts.config import NESTED, PluginConfig, PluginRef
-from dynamo_core.contracts.plugin import DYNAMO_API, Plugin
+from dynamo_core.contracts.plugin import DYNAMO_API, KINDS, Plugin
 from dynamo_core.errors import ConfigError, PluginError
 from dynamo_core.plugins.hooks import HookError, Hooks
 from dynamo_core.plugins.metadata import BY_NAME, PluginEntry, declared_kinds, find_plugins
@@ -73,6 +73,13 @@ CONTRACTS = {
     "extension": Contract("dynamo_register_extensions", "extension", "Extension"),
     TOOL_PARSER: Contract("dynamo_register_tool_parsers", "parsers", "ToolCallParser"),
     REASONING_PARSER: Contract("dynamo_register_reasoning_parsers", "parsers", "ReasoningParser"),
+}
+
+
+#: Our distributions that are not called after their plugins, by kind and name.
+_OURS = {
+    **{(kind, ""): "ours is dynamo-plugin-parsers-standard" for kind in PARSER_KINDS},
+    ("response_store", "memory"): "ours is dynamo-plugin-frontend-responses",
 }
 
 
@@ -200,11 +207,13 @@ class PluginLoader:
         listed = [*(f"{word} (built in)" for word in built_in), *names]
         known = f"installed: {', '.join(listed)}" if listed else "none is installed"
         close = difflib.get_close_matches(name, [*built_in, *names], n=1)
-        ours = "ours is dynamo-plugin-parsers-standard"
-        if kind not in PARSER_KINDS:
+        ours = _OURS.get((kind, name)) or _OURS.get((kind, ""))
+        if ours is None:
             ours = f"ours are called dynamo-plugin-{kind.replace('_', '-')}-NAME"
         # A name that is nearly right is a slip: advice to install it would lead to a package of a stranger.
-        hint = f"did you mean {close[0]!r}?" if close else f"install the distribution that offers it ({ours})"
+        hint = f"did you mean {close[0]!r}?" if close else "install the distribution that offers it"
+        if not close and kind in KINDS:
+            hint += f" ({ours})"
         return f"there is no {kind.replace('_', ' ')} {name!r} ({known}): {hint}"
 
     def _module(self, entry: PluginEntry) -> ModuleType:

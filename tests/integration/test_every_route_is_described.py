@@ -36,7 +36,7 @@ async def start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterat
         applications.append(application)
         await application.open()
         assert application.frontend_process is not None
-        return application.frontend_process._listeners
+        return application.frontend_process.parts.listeners.all
 
     yield run
     for application in applications:

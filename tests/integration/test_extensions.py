@@ -71,13 +71,14 @@ async def ready(application: Application) -> Application:
     """Returns once it sees both workers."""
     process = application.frontend_process
     assert process is not None
-    await until(lambda: len(process.models.instances()) == 2)
+    await until(lambda: len(process.parts.models.instances()) == 2)
     return application
 
 
 def extension(application: Application, cls: type[ExtensionT]) -> ExtensionT:
-    half = application.frontend_process or application.worker_process
-    made = half._extensions._made[cls.NAME]
+    frontend = application.frontend_process
+    extensions = application.worker_process._extensions if frontend is None else frontend.parts.extensions
+    made = extensions._made[cls.NAME]
     assert isinstance(made, cls)
     return made
 
@@ -174,7 +175,7 @@ async def test_routes_are_served_on_their_listeners_under_their_guards(start: St
     token = "a-token-that-is-long"
     application = await ready(await start("site", more=f"admin: {{port: 0, token: {token}}}"))
     assert application.frontend_process is not None
-    admin = application.frontend_process._listeners[1].url
+    admin = application.frontend_process.parts.listeners.all[1].url
 
     assert await get(f"{application.url}/site") == (200, {"name": "site"})
     assert (await get(f"{application.url}/site/broken"))[0] == 500
@@ -204,7 +205,7 @@ async def test_extensions_that_block_fail_or_never_read_lose_events_and_cost_no_
     assert await chat(application) == 200
     process = application.frontend_process
     assert process is not None
-    await until(lambda: bool(process._extensions.failures))
+    await until(lambda: bool(process.parts.extensions.failures))
 
     answers = await asyncio.gather(*(chat(application, stream=number % 2 == 0) for number in range(20)))
 
@@ -241,7 +242,7 @@ async def test_one_that_does_not_start_is_closed_and_its_routes_answer_503(start
 
     assert (status, body["error"]["message"]) == (503, "extension 'lame' does not run")
     assert extension(application, Lame).closed == 1
-    assert not application.frontend_process._request_events.active
+    assert not application.frontend_process.parts.request_events.active
 
 
 # Where they run.
@@ -320,7 +321,7 @@ async def test_an_extension_is_refused_without_what_it_needs(
 async def test_what_an_extension_needs_may_have_another_name(start: Start) -> None:
     application = await start("dashboard", "feed, name: watch", more=ADMIN)
 
-    assert application.frontend_process._extensions.failures == {}
+    assert application.frontend_process.parts.extensions.failures == {}
 
 
 # Calls between frontends.
@@ -446,4 +447,4 @@ async def test_without_extensions_a_frontend_registers_nothing(start: Start, tmp
     application = await start(more=MANY % (tmp_path / "records"), role=Role(True, (), 0))
     assert application.frontend_process is not None
 
-    assert len(application.frontend_process._peers._tasks) == 0
+    assert len(application.frontend_process.parts.peers._tasks) == 0

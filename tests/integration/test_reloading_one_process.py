@@ -58,7 +58,7 @@ class Running:
         await self.application.start()
         await self.application.ready()
         assert self.application.frontend_process is not None
-        self.public, self.admin = self.application.frontend_process._listeners
+        self.public, self.admin = self.application.frontend_process.parts.listeners.all
 
     def write(self, **parts: Any) -> None:
         self.parts |= parts
@@ -189,13 +189,13 @@ async def test_router_weights_change_in_the_routers_that_are_there_and_in_those_
 
     assert status == 200
     assert [row["key"] for row in report["changes"]] == [f"{section}.temperature", f"{section}.prefill_load_scale"]
-    (router,) = frontend.models.routers()
+    (router,) = frontend.parts.models.routers()
     if isinstance(router, AffinityRouter):
         assert router._inner is not None
         router = router._inner
     assert isinstance(router, KvRouter)
     assert (router._weights.temperature, router._weights.prefill_load_scale) == (0.5, 3)
-    assert frontend._routers._picked[section].config == router.config
+    assert frontend.parts.routers._picked[section].config == router.config
     assert await running.ask() == 200
 
 
@@ -224,9 +224,9 @@ async def test_a_threshold_that_the_api_has_set_stands_and_the_file_counts_for_t
     ]
     frontend = running.application.frontend_process
     assert frontend is not None
-    thresholds = frontend._thresholds.of("m")
+    thresholds = frontend.parts.thresholds.of("m")
     assert (thresholds.active_prefill_tokens_threshold, thresholds.active_decode_blocks_threshold) == (10, 0.5)
-    assert frontend._thresholds.of("other").active_prefill_tokens_threshold == 99
+    assert frontend.parts.thresholds.of("other").active_prefill_tokens_threshold == 99
 
 
 async def test_a_part_that_fails_takes_all_of_it_back(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,8 +344,8 @@ async def test_every_entry_of_a_list_of_admissions_takes_its_own(running: Runnin
     )  # fmt: skip
     frontend = running.application.frontend_process
     assert frontend is not None
-    assert frontend._admissions["admission.fair-queue"].config.max_queue == 7  # type: ignore[attr-defined]
-    assert frontend._thresholds.of("m").active_prefill_tokens_threshold == 20
+    assert frontend.parts.admission.plugins["admission.fair-queue"].config.max_queue == 7  # type: ignore[attr-defined]
+    assert frontend.parts.thresholds.of("m").active_prefill_tokens_threshold == 20
     assert await running.ask() == 200
 
 

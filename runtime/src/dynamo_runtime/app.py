@@ -190,7 +190,8 @@ async def _announce(application: Application) -> None:
 async def _reloading(application: Application, signals: Signals, line: ParentPipe | None) -> AsyncIterator[None]:
     """Where the settings are read again from: here, or, for all processes together, at the supervisor."""
     if line is not None:
-        application.reload = child = ChildReload(application.reloader, line)
+        child = ChildReload(application.reloader, line)
+        application.reload.follow(child)
         line.answer_with(child.answer)
         yield
         return
@@ -217,7 +218,7 @@ async def _supervise(loaded: LoadedSettings, resolved: Resolved, role: Role, arg
 async def _supervise_parts(
     loaded: LoadedSettings, resolved: Resolved, role: Role, arguments: Sequence[str], port: int | None
 ) -> int:
-    reloader = Reloader(loaded, resolved, role, [])
+    reloader = Reloader(loaded, resolved, role)
     supervisor = Supervisor(
         parts_of(loaded.settings, role.workers, port),
         serve_command(arguments),

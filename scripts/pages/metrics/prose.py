@@ -42,7 +42,8 @@ GROUPS = (
         "[where frontends share loads](../how-to/several-frontends.md).",
         (
             "dynamo_runtime.telemetry.loop_lag",
-            "dynamo_runtime.assembly.frontend_process",
+            "dynamo_runtime.assembly.frontend_composition",
+            "dynamo_runtime.assembly.frontend_listeners",
             "dynamo_runtime.dispatch.unread",
             "dynamo_http.body_budget",
         ),

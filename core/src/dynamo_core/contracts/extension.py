@@ -117,6 +117,8 @@ class ExtensionServices:
     call: EndpointCaller
     #: Names what is wrong with the extension in the log and at ``/health``; empty: nothing any more.
     report_failure: Callable[[str], None]
+    #: Loads the class of a plugin by its kind and name, for extensions that others plug into; raises `PluginError`.
+    load_plugin: Callable[[str, str], type[Plugin]]
     #: None in a process that only runs workers.
     frontend: FrontendView | None = None
 

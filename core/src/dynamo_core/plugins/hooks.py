@@ -14,7 +14,7 @@ from typing import Any
 
 import pluggy
 
-from dynamo_core.hookspecs import lifecycle, register
+from dynamo_core.hookspecs import hookspec, lifecycle, register
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,15 @@ class Hooks:
         self._manager = pluggy.PluginManager(PROJECT)
         for area in (register, lifecycle):
             self._manager.add_hookspecs(area)
+
+    def offer(self, name: str) -> None:
+        """Add the hook with which plugins of a kind offer their classes."""
+
+        @hookspec
+        def register() -> list[type]:  # type: ignore[empty-body]
+            """Return the classes of the plugin."""
+
+        self._manager.add_hookspecs(type(name, (), {name: register}))
 
     def names(self) -> list[str]:
         """Every hook there is, sorted."""

@@ -13,15 +13,18 @@ from importlib.machinery import ModuleSpec
 from importlib.util import decode_source, module_from_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from dynamo_core.contracts.admission import NO_ADMISSION
 from dynamo_core.contracts.config import NESTED, PluginConfig, PluginRef
-from dynamo_core.contracts.plugin import DYNAMO_API, Plugin
+from dynamo_core.contracts.plugin import DYNAMO_API, KINDS, Plugin
 from dynamo_core.errors import ConfigError, PluginError
 from dynamo_core.plugins.hooks import HookError, Hooks
-from dynamo_core.plugins.metadata import BY_NAME, PluginEntry, find_plugins
+from dynamo_core.plugins.metadata import BY_NAME, PluginEntry, declared_kinds, find_plugins
 from dynamo_core.single_file import NO_FILES, FileName, PluginFiles, read_trusted
+
+if TYPE_CHECKING:
+    from importlib_metadata import EntryPoint
 
 #: The kind of plugins that offer no class and only listen.
 LISTENER_KIND = "hook"
@@ -38,10 +41,24 @@ class Contract:
     hook: str
     module: str
     class_name: str
+    package: str = "dynamo_core.contracts."
+
+    @classmethod
+    def declared(cls, kind: str, entry: EntryPoint) -> Contract:
+        """Return the contract of a kind that a distribution adds."""
+        return cls(f"dynamo_register_{kind}s", entry.module, entry.attr, package="")
 
     def load(self) -> type[Plugin]:
-        """The abstract class."""
-        contract: type[Plugin] = getattr(import_module(f"dynamo_core.contracts.{self.module}"), self.class_name)
+        """Return the abstract class.
+
+        Raises:
+            PluginError: the distribution that adds the kind does not have it.
+        """
+        try:
+            contract: type[Plugin] = getattr(import_module(f"{self.package}{self.module}"), self.class_name)
+        except Exception as error:
+            where = f"{self.module}:{self.class_name}"
+            raise PluginError(f"contract {where} cannot be imported: {_cause(error)}", cause=error) from error
         return contract
 
 
@@ -59,6 +76,13 @@ CONTRACTS = {
 }
 
 
+#: Our distributions that are not called after their plugins, by kind and name.
+_OURS = {
+    **{(kind, ""): "ours is dynamo-plugin-parsers-standard" for kind in PARSER_KINDS},
+    ("response_store", "memory"): "ours is dynamo-plugin-frontend-responses",
+}
+
+
 class PluginLoader:
     """Knows what is installed, loads plugins by kind and name, and holds the hooks they listen to.
 
@@ -69,6 +93,10 @@ class PluginLoader:
     def __init__(self, files: PluginFiles = NO_FILES) -> None:
         #: The listeners. Announce with ``loader.hooks.announce("dynamo_…", …)``.
         self.hooks = Hooks()
+        self._contracts = dict(CONTRACTS)
+        for kind, entry in declared_kinds().items():
+            self._contracts[kind] = contract = Contract.declared(kind, entry)
+            self.hooks.offer(contract.hook)
         self._files = files
         self._entries = find_plugins()
         self._modules: dict[str, ModuleType] = {}
@@ -123,7 +151,7 @@ class PluginLoader:
                 API, misspells a hook, or does not offer a sound class of this name. The message is one line.
             ValueError: there is no such kind with classes. Always the caller's mistake.
         """
-        contract = CONTRACTS.get(kind)
+        contract = self._contracts.get(kind)
         if contract is None:
             raise ValueError(f"plugins of kind {kind!r} have no class")
         entry = self.find(kind, name)
@@ -179,11 +207,13 @@ class PluginLoader:
         listed = [*(f"{word} (built in)" for word in built_in), *names]
         known = f"installed: {', '.join(listed)}" if listed else "none is installed"
         close = difflib.get_close_matches(name, [*built_in, *names], n=1)
-        ours = "ours is dynamo-plugin-parsers-standard"
-        if kind not in PARSER_KINDS:
+        ours = _OURS.get((kind, name)) or _OURS.get((kind, ""))
+        if ours is None:
             ours = f"ours are called dynamo-plugin-{kind.replace('_', '-')}-NAME"
         # A name that is nearly right is a slip: advice to install it would lead to a package of a stranger.
-        hint = f"did you mean {close[0]!r}?" if close else f"install the distribution that offers it ({ours})"
+        hint = f"did you mean {close[0]!r}?" if close else "install the distribution that offers it"
+        if not close and kind in KINDS:
+            hint += f" ({ours})"
         return f"there is no {kind.replace('_', ' ')} {name!r} ({known}): {hint}"
 
     def _module(self, entry: PluginEntry) -> ModuleType:
@@ -218,7 +248,7 @@ class PluginLoader:
     def _offered(self, kind: str, entry: PluginEntry, module: ModuleType) -> dict[str, type[Plugin]]:
         classes = self._classes.get((kind, entry.target))
         if classes is None:
-            classes = self._classes[kind, entry.target] = self._offered_classes(entry, module, CONTRACTS[kind])
+            classes = self._classes[kind, entry.target] = self._offered_classes(entry, module, self._contracts[kind])
         return classes
 
     def _offered_as(self, entry: PluginEntry, module: ModuleType, contract: Contract) -> type[Plugin]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -11,6 +12,9 @@ from importlib_metadata import EntryPoint, entry_points
 from dynamo_core.contracts.plugin import KINDS
 
 GROUP = "dynamo"
+#: Kinds that distributions add. ``KIND`` names the contract, a class; ``KIND.kit`` and ``KIND.scaffold`` the commands
+#: that hold a plugin to it and write a new one.
+KIND_GROUP = "dynamo.kinds"
 #: Stands for the distribution of a plugin of one file. No distribution can be called so.
 ONE_FILE = "(file)"
 
@@ -55,13 +59,23 @@ def find_plugins() -> list[PluginEntry]:
 
     A distribution that lies twice on the path counts once, where it is found first, as for an import.
     """
-    entries = {_plugin_entry(entry) for entry in entry_points(group=GROUP)}
+    kinds = {*KINDS, *declared_kinds()}
+    entries = {_plugin_entry(entry, kinds) for entry in entry_points(group=GROUP)}
     return sorted(entries, key=BY_NAME)
 
 
-def _plugin_entry(entry: EntryPoint) -> PluginEntry:
+def declared_kinds(part: str = "") -> dict[str, EntryPoint]:
+    """Return the entry points of the kinds that distributions add, or of a `part` of them, by kind.
+
+    A kind of core cannot be declared again.
+    """
+    named = {tuple(entry.name.partition(".")[::2]): entry for entry in entry_points(group=KIND_GROUP)}
+    return {kind: entry for (kind, of), entry in sorted(named.items()) if of == part and kind not in KINDS}
+
+
+def _plugin_entry(entry: EntryPoint, kinds: Collection[str]) -> PluginEntry:
     kind, dash, name = entry.name.partition("-")
-    if kind not in KINDS or not dash or not name:
+    if kind not in kinds or not dash or not name:
         kind, name = "", entry.name
     distribution, version = ("unknown", "unknown") if entry.dist is None else (entry.dist.name, entry.dist.version)
     return PluginEntry(kind, name, distribution, version, entry.value)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 from dynamo_core.errors import ConfigError
+from dynamo_runtime.cli.lazy import KindGroup
 from dynamo_runtime.cli.options import json_option
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ FAREWELL = 5.0
 SECONDS = click.FloatRange(min=0, min_open=True)
 
 
-@click.group()
+@click.group(cls=KindGroup, part="kit")
 def command() -> None:
     """Hold a plugin to its contract, with the kit of its kind.
 

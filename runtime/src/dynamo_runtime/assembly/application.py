@@ -10,9 +10,10 @@ from functools import partial
 from dynamo_core.errors import ConfigError
 from dynamo_core.resources import AsyncResource, ClosingStack
 
+from dynamo_runtime.assembly.frontend_composition import compose_frontend
 from dynamo_runtime.assembly.frontend_process import FrontendProcess
 from dynamo_runtime.assembly.plane import Plane
-from dynamo_runtime.assembly.reload import OneReload, Reload, Reloadable, Reloader, reload_here
+from dynamo_runtime.assembly.reload import OneReload, Reloader, ReloadSwitch, reload_here
 from dynamo_runtime.assembly.roles import Role, role_of
 from dynamo_runtime.assembly.worker_process import WorkerProcess
 from dynamo_runtime.settings import LoadedSettings
@@ -40,14 +41,17 @@ class Application(AsyncResource):
                 + ("where --only has no meaning" if self.role.hosted is None else "where no frontend finds the engine")
                 + ": set it to a transport that reaches other processes, such as tcp"
             )
-        self.frontend_process = (
-            FrontendProcess(self._plane, self.role, lambda: self.reload) if self.role.frontend else None
-        )
-        self.worker_process = WorkerProcess(self._plane, self.role, stopping=stopping)
-        self.reloader = self._make_reloader(loaded)
+        self.reloader = Reloader(loaded, self._plane.resolved, self.role)
         self._own_reload = OneReload(partial(reload_here, self.reloader, self.role.name))
-        #: What reloads the settings of all processes that belong together; by itself a process reloads its own.
-        self.reload: Reload = self._own_reload
+        #: Reloads the settings of all processes that belong together.
+        self.reload = ReloadSwitch(self._own_reload)
+        self.frontend_process = compose_frontend(self._plane, self.role, self.reload) if self.role.frontend else None
+        self.worker_process = WorkerProcess(self._plane, self.role, stopping=stopping)
+        if self.frontend_process is None:
+            self.reloader.attach([self._plane, self.worker_process])
+        else:
+            frontend = self.frontend_process
+            self.reloader.attach([frontend, self._plane, self.worker_process], frontend.standing)
         self._stack = ClosingStack("this process")
         # Taken in reverse, after the listeners and the workers: what is left then belongs to the process.
         self._connected = self._stack.part("Phase 3: disconnecting from discovery and transport")
@@ -55,13 +59,6 @@ class Application(AsyncResource):
         self._asked = self._stack.part("Phase 1: closing what can still be asked")
         self._stopped = False
         self._phase = ""
-
-    def _make_reloader(self, loaded: LoadedSettings) -> Reloader:
-        parts: list[Reloadable] = [self._plane, self.worker_process]
-        frontend = self.frontend_process
-        if frontend is None:
-            return Reloader(loaded, self._plane.resolved, self.role, parts)
-        return Reloader(loaded, self._plane.resolved, self.role, [frontend, *parts], frontend.standing)
 
     @property
     def url(self) -> str | None:

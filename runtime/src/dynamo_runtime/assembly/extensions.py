@@ -50,6 +50,8 @@ class Extensions(AsyncResource):
     ) -> None:
         """`provide` gives the extension of a name what it sees of a frontend."""
         call = Caller(plane.transport)
+        #: All of them, those that fail too.
+        self.names = [one.name for one in picked]
         self._failures: dict[str, str] = {}
         self._made: dict[str, Extension] = {}
         self._started: set[str] = set()
@@ -67,6 +69,7 @@ class Extensions(AsyncResource):
                 events=plane.events,
                 call=call,
                 report_failure=partial(self._report, one.name),
+                load_plugin=plane.loader.load,
                 frontend=view,
             )
             try:

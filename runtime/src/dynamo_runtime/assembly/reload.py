@@ -169,22 +169,24 @@ def _concerns(role: Role, key: str) -> bool:
 
 
 class Reloader:
-    """Reloads the settings of one process. `parts` are those that take some; `standing` tells what the API has set."""
+    """Reloads the settings of one process: those of the parts that take some."""
 
     def __init__(
-        self,
-        loaded: LoadedSettings,
-        resolved: Resolved,
-        role: Role,
-        parts: Sequence[Reloadable],
-        standing: Callable[[], Sequence[Standing]] = list,
+        self, loaded: LoadedSettings, resolved: Resolved, role: Role, parts: Sequence[Reloadable] = ()
     ) -> None:
         #: The settings in force.
         self.loaded = loaded
-        self.standing = standing
+        self.standing: Callable[[], Sequence[Standing]] = list
         self._resolved = resolved
         self._role = role
         self._parts = parts
+
+    def attach(self, parts: Sequence[Reloadable], standing: Callable[[], Sequence[Standing]] = list) -> None:
+        """Set the parts that take settings, and the function that lists the values that the API has set.
+
+        A process makes them after its reloader, because the route that reloads is a part too.
+        """
+        self._parts, self.standing = parts, standing
 
     async def prepare(self) -> Plan:
         """Reads and validates everything; changes nothing.
@@ -247,6 +249,24 @@ class Reload(Protocol):
         """Checks, and without `dry_run` applies, what the files say now."""
 
 
+class ReloadSwitch:
+    """The reload of all processes that belong together, whichever process leads it.
+
+    A process reloads by itself until a supervisor takes the lead.
+    """
+
+    def __init__(self, own: Reload) -> None:
+        self._leader = own
+
+    async def __call__(self, dry_run: bool) -> ReloadReport:
+        """See `Reload`."""
+        return await self._leader(dry_run)
+
+    def follow(self, leader: Reload) -> None:
+        """Have another process lead from now on."""
+        self._leader = leader
+
+
 class OneReload(AsyncResource):
     """Lets one reload run at a time, to its end: a caller that leaves does not cut it."""
 
@@ -300,14 +320,14 @@ async def reload_here(reloader: Reloader, name: str, dry_run: bool) -> ReloadRep
     return about("applied", processes=[me("applied")])
 
 
-def reload_route(reload: Callable[[], Reload]) -> HttpRoute:
-    """``POST /admin/reload``; `reload` gives what it calls."""
+def reload_route(reload: Reload) -> HttpRoute:
+    """Return the route ``POST /admin/reload``."""
 
     async def handle(http: web.Request) -> web.Response:
         dry_run = _FLAG.get(http.query.get("dry_run", "").lower())
         if dry_run is None:
             raise InvalidArgument("dry_run: expected 1 or 0", field="dry_run")
-        report = await reload()(dry_run)
+        report = await reload(dry_run)
         return web.Response(
             status=_STATUS.get(report.status, 200), body=_encoder.encode(_body(report)), content_type="application/json"
         )

@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
@@ -35,7 +35,7 @@ from dynamo_core.plugins.loader import (
 from dynamo_core.protocol.records import ModelCard
 from dynamo_http.auth import AdminToken, ApiKeys
 
-from dynamo_runtime.assembly.apis import api_set
+from dynamo_runtime.assembly.apis import api_set, apis_of
 from dynamo_runtime.settings import AdmissionSection, LoadedSettings, Settings
 from dynamo_runtime.settings.tree import Leaf, find, location
 from dynamo_runtime.worker.parser_choice import model_text
@@ -223,7 +223,12 @@ def resolve(
 
 def _pick(named: Named, cls: type[Plugin], loaded: LoadedSettings, loader: PluginLoader) -> Picked[Any]:
     """The plugin with its settings, and the one that it wraps."""
-    config = loaded.plugin_config(named.section, cls.Config)
+    try:
+        config = loaded.plugin_config(named.section, cls.Config)
+    except ConfigError as error:
+        if named.kind == FRONTEND_KIND and (reason := _unserved_key(cls, loaded, loader)):
+            raise ConfigError(reason) from error
+        raise
     offer = loader.find(named.kind, named.name)
     ref, inner = getattr(config, NESTED, None), None
     if isinstance(ref, PluginRef):
@@ -263,6 +268,22 @@ def _apis(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> dict[st
         named.name: picked,
         **{name: cast("type[Frontend]", loader.load(FRONTEND_KIND, name)) for name in others},
     }
+
+
+def _unserved_key(cls: type[Plugin], loaded: LoadedSettings, loader: PluginLoader) -> str:
+    """Return what to do about a key of an installed API that is not served; empty if there is none."""
+    unknown = loaded.settings.frontend.options.keys() - cls.Config.model_fields
+    frontend = cast("type[Frontend]", cls)
+    served = list(apis_of(frontend)) or [frontend.NAME]
+    for name in sorted({entry.name for entry in loader.entries if entry.kind == FRONTEND_KIND} - {*served}):
+        with suppress(PluginError):
+            for key in sorted(unknown & loader.load(FRONTEND_KIND, name).Config.model_fields.keys()):
+                listed = ", ".join(f"{{use: {api}}}" for api in (*served, name))
+                return (
+                    f"{_place(loaded, f'frontend.{key}')}: is a key of the API {name!r}, which is not served: "
+                    f"write frontend: [{listed}], or leave it out"
+                )
+    return ""
 
 
 def _listed_api(name: str, loaded: LoadedSettings, loader: PluginLoader) -> type[Frontend]:

@@ -42,6 +42,11 @@ class Role:
         return self.frontend and self.replica is None
 
     @property
+    def shares_port(self) -> bool:
+        """Whether other frontends listen on the port of this one."""
+        return self.processes > 1
+
+    @property
     def name(self) -> str:
         """A word for logs: ``frontend``, ``frontend-1``, ``workers.mock-0``, or empty for everything."""
         if self.whole:

@@ -83,6 +83,31 @@ class LazyGroup(click.Group):
             ctx.exit(2)
 
 
+class KindGroup(click.Group):
+    """A group with a command for each kind of plugins. A distribution that adds a kind brings its command.
+
+    `part` is what such a command does for the kind; see `dynamo_core.plugins.metadata.KIND_GROUP`.
+    """
+
+    def __init__(self, *args: Any, part: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._part = part
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the kinds of core, then those that distributions add."""
+        return [*super().list_commands(ctx), *self._declared()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of a kind; that of another distribution is imported."""
+        entry = self._declared().get(cmd_name)
+        return super().get_command(ctx, cmd_name) if entry is None else load_plugin_command(entry)
+
+    def _declared(self) -> dict[str, EntryPoint]:
+        from dynamo_core.plugins.metadata import declared_kinds
+
+        return declared_kinds(self._part)
+
+
 def plugin_commands() -> dict[str, EntryPoint]:
     """The commands of installed plugins by name, from metadata alone."""
     from importlib_metadata import entry_points

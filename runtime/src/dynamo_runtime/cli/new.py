@@ -16,6 +16,8 @@ import click
 from dynamo_core.errors import ConfigError
 from importlib_metadata import version
 
+from dynamo_runtime.cli.lazy import KindGroup
+
 #: Every file of the templates ends with it, so that no tool takes them for code.
 SUFFIX = ".tmpl"
 
@@ -52,6 +54,8 @@ class Template:
     kind: str
     example: str = ""
     picks: str = "use: @name@"
+    #: Words of a request, which the kit of a frontend needs.
+    request: str = ""
     #: What the class's name ends with, and the name of its module; the kind's last word.
     word: str = ""
     dependencies: tuple[str, ...] = ()
@@ -78,7 +82,10 @@ TEMPLATES = {
         Template("transport"),
         Template("discovery"),
         Template(
-            "frontend", "max_tokens=8", dependencies=("dynamo-http~=@core@", "dynamo-text~=@core@", "aiohttp>=3.14")
+            "frontend",
+            "max_tokens=8",
+            request='POST /generate {"model": "MODEL", "prompt": "PROMPT"}',
+            dependencies=("dynamo-http~=@core@", "dynamo-text~=@core@", "aiohttp>=3.14"),
         ),
         Template("response_store", "max_records=8", word="store"),
         Template("extension", "kept=8", dependencies=("aiohttp>=3.14",)),
@@ -116,6 +123,7 @@ def template_variables(kind: str, name: str, bin_folder: str = "", *, single_fil
         "@serve@": serve.replace("@usual@", _USUAL).replace("@usual@", f"{', '.join(others[:-1])} and {others[-1]}"),
         "@settings@": settings,
         "@set@": f" --set {template.example}" if template.example else "",
+        "@request@": f" \\\n  {request_option(kind)}" if template.request else "",
         "@choice@": ", with the\nsettings of your choice" if template.example else "",
         "@command@": " ".join([*command_words(kind)[:1], name, *command_words(kind)[1:]]),
         "@dependencies@": ", ".join(f'"{one}"' for one in dependencies),
@@ -149,6 +157,12 @@ def _dashed(kind: str) -> str:
 def command_words(kind: str) -> list[str]:
     """How a kind is spelt on the command line: both kinds of parsers are `parser`, one with an option."""
     return {"tool_parser": ["parser"], "reasoning_parser": ["parser", "--reasoning"]}.get(kind, [kind])
+
+
+def request_option(kind: str) -> str:
+    """Return the option with which the kit of a kind is given a request; empty if it needs none."""
+    request = TEMPLATES[kind].request
+    return f"--request {shlex.quote(request)}" if request else ""
 
 
 #: Where the files of a kind's template go.
@@ -210,7 +224,7 @@ def write_all(target: Path, files: Mapping[PurePosixPath, str]) -> None:
         raise
 
 
-@click.group()
+@click.group(cls=KindGroup, part="scaffold")
 def command() -> None:
     """Write a new plugin to start from: a package that installs, or one file beside a config file.
 
@@ -262,7 +276,7 @@ def write_plugin(kind: str, name: str, path: Path, *, single_file: bool) -> None
     click.echo(f"  {programs}/python -m pytest {shlex.quote(str(target))}")
     words = " ".join(command_words(kind))
     subject = f"{target / variables['@file@']}.py:{variables['@plugin@']}" if single_file else name
-    click.echo(f"  {programs}/dynamo conformance {words} {shlex.quote(subject)}")
+    click.echo(f"  {programs}/dynamo conformance {words} {shlex.quote(subject)} {request_option(kind)}".rstrip())
 
 
 def _add_command(word: str, phrase: str) -> None:

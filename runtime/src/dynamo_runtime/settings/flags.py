@@ -1,14 +1,28 @@
 """The one table of command-line flags and flat environment names, and the keys they set.
 
-It is plain data and imports nothing heavy: the command line reads it to make its options.
+It imports nothing heavy, and no plugin: the command line reads it to make its options. The plugins declare the flags of
+their own keys, in a file beside their packages, and every flag is accepted whichever plugin the config picks.
 """
 
 from __future__ import annotations
 
+import logging
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TypeAlias
 
+from importlib_metadata import entry_points
+
+log = logging.getLogger(__name__)
+
 ValueType: TypeAlias = type[str] | type[int] | type[float] | type[bool]
+
+#: The flags of a plugin, in the folder of its package: tables ``[[flag]]`` with the fields of `Flag`.
+FLAG_FILE = "flags.toml"
+_TYPES: dict[str, ValueType] = {"str": str, "int": int, "float": float, "bool": bool}
 
 #: Variables that begin with ``DYN_`` but steer the process rather than set a key.
 PROCESS_NAMES: tuple[str, ...] = (
@@ -47,95 +61,12 @@ class Flag:
         return tuple(self.key.split("."))
 
 
-FLAGS: tuple[Flag, ...] = (
+#: The flags of the keys that the runtime knows.
+OWN_FLAGS: tuple[Flag, ...] = (
     Flag("--http-host", "DYN_HTTP_HOST", "frontend.host", str, "Address that the frontend listens on."),
     Flag("--http-port", "DYN_HTTP_PORT", "frontend.port", int, "Port that the frontend listens on; 0 for a free one."),
     Flag("--namespace", "DYN_NAMESPACE", "namespace", str, "Namespace that frontends and workers meet in."),
     Flag("--router-mode", "DYN_ROUTER_MODE", "router.use", str, "The router plugin."),
-    Flag(
-        "--router-kv-overlap-score-credit",
-        "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT",
-        "router.overlap_score_credit",
-        float,
-        "What a block of the prompt that a worker holds is worth, 0 to 1.",
-    ),
-    Flag(
-        "--router-kv-overlap-score-credit-decay",
-        "DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT_DECAY",
-        "router.overlap_score_credit_decay",
-        float,
-        "How quickly that falls on workers with more to prefill than the others.",
-    ),
-    Flag(
-        "--router-prefill-load-scale",
-        "DYN_ROUTER_PREFILL_LOAD_SCALE",
-        "router.prefill_load_scale",
-        float,
-        "The weight of blocks that are to be prefilled.",
-    ),
-    Flag(
-        "--router-decode-active-request-weight",
-        "DYN_ROUTER_DECODE_ACTIVE_REQUEST_WEIGHT",
-        "router.decode_active_request_weight",
-        float,
-        "The cost of a request that runs already.",
-    ),
-    Flag(
-        "--router-temperature",
-        "DYN_ROUTER_TEMPERATURE",
-        "router.temperature",
-        float,
-        "0 takes the cheapest worker; more draws at random, the cheaper the likelier.",
-    ),
-    Flag(
-        "--router-kv-events",
-        "DYN_ROUTER_KV_EVENTS",
-        "router.kv_events",
-        bool,
-        "Go by the cache events of workers, not by a prediction.",
-    ),
-    Flag(
-        "--router-ttl-secs",
-        "DYN_ROUTER_TTL_SECS",
-        "router.ttl_secs",
-        float,
-        "Seconds that a predicted block counts as held.",
-    ),
-    Flag(
-        "--router-track-active-blocks",
-        "DYN_ROUTER_TRACK_ACTIVE_BLOCKS",
-        "router.track_active_blocks",
-        bool,
-        "Count the blocks of running requests as load.",
-    ),
-    Flag(
-        "--router-track-prefill-tokens",
-        "DYN_ROUTER_TRACK_PREFILL_TOKENS",
-        "router.track_prefill_tokens",
-        bool,
-        "Count tokens that are to be prefilled as load.",
-    ),
-    Flag(
-        "--router-assume-kv-reuse",
-        "DYN_ROUTER_ASSUME_KV_REUSE",
-        "router.assume_kv_reuse",
-        bool,
-        "Take running requests to share the blocks that their prompts have in common.",
-    ),
-    Flag(
-        "--router-queue-threshold",
-        "DYN_ROUTER_QUEUE_THRESHOLD",
-        "router.queue_threshold",
-        float,
-        "Requests wait while every worker has more to prefill than so many of its largest batches.",
-    ),
-    Flag(
-        "--router-queue-policy",
-        "DYN_ROUTER_QUEUE_POLICY",
-        "router.queue_policy",
-        str,
-        "Order of waiting requests: fcfs or wspt.",
-    ),
     Flag(
         "--router-replica-sync",
         "DYN_ROUTER_REPLICA_SYNC",
@@ -293,20 +224,42 @@ FLAGS: tuple[Flag, ...] = (
         int,
         "HTTP status of a request that is refused for load: 503, 529 or 429.",
     ),
-    Flag(
-        None,
-        "DYN_DISABLE_FRONTEND_ADMIN_API",
-        "frontend.disable_admin_api",
-        bool,
-        "Leave out the routes for operators, for thresholds and routing.",
-    ),
     Flag(None, "DYN_HTTP_BODY_LIMIT_MB", "http.body_limit_mb", int, "Largest request body, in MB."),
-    Flag(None, "DYN_HTTP_SVC_CHAT_PATH", "frontend.chat_path", str, "Path of chat completions."),
-    Flag(None, "DYN_HTTP_SVC_CMP_PATH", "frontend.completions_path", str, "Path of text completions."),
-    Flag(None, "DYN_HTTP_SVC_EMB_PATH", "frontend.embeddings_path", str, "Path of embeddings."),
-    Flag(None, "DYN_HTTP_SVC_RESPONSES_PATH", "frontend.responses_path", str, "Path of the Responses API."),
-    Flag(None, "DYN_HTTP_SVC_ANTHROPIC_PATH", "frontend.messages_path", str, "Path of the Anthropic API."),
-    Flag(None, "DYN_HTTP_SVC_MODELS_PATH", "frontend.models_path", str, "Path of the model list."),
     Flag("--log-level", "DYN_LOG", "log.level", str, "Log level: debug, info, warning or error."),
     Flag(None, "DYN_LOGGING_JSONL", "log.json", bool, "Write the log as JSON lines."),
 )
+
+
+def read_plugin_flags() -> Iterator[Flag]:
+    """Yield the flags that the installed plugins declare, by the names of their packages; none is imported."""
+    packages = {entry.value.partition(".")[0] for entry in entry_points(group="dynamo")}
+    for package in sorted(packages):
+        try:
+            spec = find_spec(package)
+            path = Path(spec.origin if spec is not None and spec.origin is not None else "").with_name(FLAG_FILE)
+            if path.is_file():
+                yield from [_flag(**row) for row in tomllib.loads(path.read_text("utf-8"))["flag"]]
+        except (ImportError, OSError, ValueError, TypeError, KeyError) as error:
+            log.warning("the flags of %s cannot be read: %s: %s", package, type(error).__name__, error)
+
+
+def _flag(*, key: str, type: str, help: str, flag: str | None = None, env: str | None = None) -> Flag:
+    return Flag(flag, env, key, _TYPES[type], help)
+
+
+def table_of(own: Sequence[Flag], others: Iterator[Flag]) -> tuple[Flag, ...]:
+    """Return `own` flags with those of plugins, each after the flags of its section. A name that is taken is kept."""
+    table = list(own)
+    taken = {name for flag in own for name in (flag.flag, flag.env) if name}
+    for flag in others:
+        names = {name for name in (flag.flag, flag.env) if name}
+        if names and not names & taken:
+            taken |= names
+            section = flag.path[0]
+            at = max((index for index, known in enumerate(table) if known.path[0] == section), default=len(table) - 1)
+            table.insert(at + 1, flag)
+    return tuple(table)
+
+
+#: All flags, for help and for documentation in this order.
+FLAGS = table_of(OWN_FLAGS, read_plugin_flags())

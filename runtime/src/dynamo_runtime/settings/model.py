@@ -34,7 +34,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 
 def _none(value: object) -> object:
@@ -481,10 +480,10 @@ class WorkerSettings(BaseModel):
         return max(self.shutdown_timeout - CLEANUP_TIME, self.shutdown_timeout / 2)
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """The whole configuration, apart from `profiles`, which are gone once one of them has been laid over the file."""
 
-    model_config = SettingsConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = _STRICT
 
     namespace: Word = Field(default="dynamo", description="Frontends and workers meet inside a namespace.")
     hooks: tuple[Text, ...] = Field(default=(), description="Plugins that only listen, by name.")
@@ -530,18 +529,6 @@ class Settings(BaseSettings):
             return self.admission
         known = {"models", *ThresholdSettings.model_fields}
         return next((entry for entry in self.admissions.values() if entry.model_fields_set & known), AdmissionSection())
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what the loader hands over. It has merged every layer and knows where each value came from."""
-        return (init_settings,)
 
 
 #: Keys that `dynamo reload` changes while the process runs, with all keys below them. Plugins name theirs in

@@ -11,10 +11,11 @@ from dynamo_core.errors import ConfigError
 
 from dynamo_runtime.settings.documents import parse_text
 from dynamo_runtime.settings.flags import FLAGS, PROCESS_NAMES
-from dynamo_runtime.settings.layers import assign, check, expand
+from dynamo_runtime.settings.frontends import join_frontends
+from dynamo_runtime.settings.layers import assign, check, expand, merge
 from dynamo_runtime.settings.redaction import HIDDEN, redacted
 from dynamo_runtime.settings.shape import Shape
-from dynamo_runtime.settings.tree import Path, Table, find, from_plain, replace_at, to_plain
+from dynamo_runtime.settings.tree import Node, Path, Table, find, from_plain, replace_at, to_plain
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +51,7 @@ def environment_layer(env: Mapping[str, str], shape: Shape, tree: Table) -> Tabl
     for path, name in sorted(nested, key=lambda entry: len(entry[0])):
         if env[name]:
             node = parse_text(env[name], f"environment {name}")
-            check(replace_at(Table(node.origin), path, node), shape)
-            layer = assign(layer, path, node)
+            layer = merge(layer, _checked(path, node, shape))
     everyone = _with_new_workers(workers, layer)
     for name in short:
         text = _lenient_seconds(name, env[name]) if flat[name.upper()].lenient else env[name]
@@ -89,8 +89,14 @@ def set_layer(sets: Sequence[str], shape: Shape) -> Table:
             raise ConfigError(f"--set {key}: expected KEY=VALUE, such as --set router.use=round-robin")
         origin = f"--set {'.'.join(path)}={_displayable(path, text)}"
         node = parse_text(text, origin)
-        check(replace_at(Table(origin), path, node), shape)
-        layer = assign(layer, path, node)
+        layer = merge(layer, _checked(path, node, shape))
+    return layer
+
+
+def _checked(path: Path, node: Node, shape: Shape) -> Table:
+    """Return a layer of one value; a list of frontends is made one section, as in a file."""
+    layer = join_frontends(replace_at(Table(node.origin), path, node))
+    check(layer, shape)
     return layer
 
 

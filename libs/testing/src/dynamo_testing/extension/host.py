@@ -17,6 +17,7 @@ from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
 from dynamo_core.contracts.request_events import CAPACITY, RequestEvent, Subscription
 from dynamo_core.contracts.thresholds import Thresholds
 from dynamo_core.errors import ModelNotFound
+from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard
 from dynamo_http.auth import AdminToken, Operators
 from dynamo_http.listener import Listener
@@ -165,6 +166,7 @@ class ExtensionHost:
                 events=_Events(),
                 call=no_worker_answers,
                 report_failure=self._report,
+                load_plugin=lambda kind, name: PluginLoader().load(kind, name),
                 frontend=None if role == WORKER_ROLE else view,
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import msgspec
@@ -44,6 +45,27 @@ ROLES = (AGGREGATED, PREFILL, DECODE)
 Prepare: TypeAlias = Callable[[Any, Route, ModelCard], Any]
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerCall:
+    """A call that one worker of a group is to accept: what it is sent, and how it is chosen."""
+
+    endpoint: Endpoint
+    payload: Any
+    routing: RoutingRequest
+    ctx: EngineContext
+    group: WorkerGroup
+    #: Makes of the payload what the chosen worker is sent; None: only a rank is added.
+    prepare: Prepare | None = None
+
+
+class _WorkerRefused(Exception):
+    """Raised when a worker has not accepted a call, and another one may be asked."""
+
+    def __init__(self, error: DynamoError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class Connector:
     """The step *connect*: finds a worker that accepts a call. Holds no state of a single request."""
 
@@ -65,79 +87,59 @@ class Connector:
         #: How many workers are asked at most for one hop.
         self.tries = deadlines.retries + 1
 
-    async def connect(
-        self,
-        hop: Hop,
-        endpoint: Endpoint,
-        payload: Any,
-        routing: RoutingRequest,
-        ctx: EngineContext,
-        group: WorkerGroup,
-        *,
-        prepare: Prepare | None = None,
-        last: DynamoError | None = None,
-    ) -> Source:
-        """Calls `endpoint` of a worker of `group`; returns once it has accepted. The hop's stream is then fed.
+    async def connect(self, hop: Hop, call: WorkerCall, last: DynamoError | None = None) -> Source:
+        """Return once a worker has accepted the call; the hop's stream is then fed.
 
-        The worker is sent `payload`, as `prepare` makes it once it is known. Workers that refuse are added to
-        ``routing.excluded``. Those in ``hop.workers`` were asked before and count: once as many were asked as allowed,
-        only they may be asked again. `last` is why the one before failed.
+        Workers that refuse are added to ``routing.excluded``. Those in ``hop.workers`` were asked before and count:
+        once as many were asked as allowed, only they may be asked again. `last` is why the one before failed.
 
         Raises:
             ServiceOverloaded: every worker is busy, or at capacity.
             Unavailable: there is no worker, or none that was not asked, or none could be reached.
-            Cancelled: `ctx` was stopped; no worker has been asked since.
+            Cancelled: the call's context was stopped; no worker has been asked since.
             DynamoError: the worker's own refusal, or why the hop's stream has ended meanwhile.
         """
-        router = group.router
+        router = call.group.router
         backoff = Backoff(self._deadlines.migration_wait, started=False)
-        routing.wants_candidates = self._events.candidates
-        while self._may_ask(hop, routing, group, last):
+        call.routing.wants_candidates = self._events.candidates
+        while self._may_ask(hop, call, last):
             span = route_span(
-                ctx, router.NAME, hop.calls, tokens_completed=hop.completed, last=last, from_worker=hop.moved_from
+                call.ctx, router.NAME, hop.calls, tokens_completed=hop.completed, last=last, from_worker=hop.moved_from
             )
             begun = time.perf_counter()
             try:
-                route = await self._choose(hop, routing, ctx, group, last, backoff)
+                route = await self._choose(hop, call, last, backoff)
             except BaseException as error:
                 if span is not None:
                     span.end(error if isinstance(error, DynamoError) else Cancelled("the routing was given up"))
-                if isinstance(error, ServiceOverloaded | Unavailable) and _none_left(last, routing, group):
+                if isinstance(error, ServiceOverloaded | Unavailable) and _none_left(last, call):
                     break
                 raise
-            calling = self._call(hop, endpoint, payload, route, routing, ctx, group, span, prepare)
+            asking = self._ask(hop, call, route, span)
             if self._events.active:
-                calling = self._watch(calling, _routed(hop, ctx, route, group, last, begun))
-            answer = await calling
-            if not isinstance(answer, DynamoError):
-                return answer
-            last = answer
+                asking = self._watch(asking, _routed(hop, call, route, last, begun))
+            try:
+                return await asking
+            except _WorkerRefused as refused:
+                last = refused.error
         raise exhausted(last)
 
-    async def _choose(
-        self,
-        hop: Hop,
-        routing: RoutingRequest,
-        ctx: EngineContext,
-        group: WorkerGroup,
-        last: DynamoError | None,
-        backoff: Backoff,
-    ) -> Route:
+    async def _choose(self, hop: Hop, call: WorkerCall, last: DynamoError | None, backoff: Backoff) -> Route:
         """Have the router choose a worker; wait for one where the request has been let in already.
 
         Raises:
             DynamoError: no worker may be asked, or the request is over.
         """
-        stage, _ = self._stages[group.pool.role]
+        stage, _ = self._stages[call.group.pool.role]
         while True:
-            if ctx.is_stopped():
+            if call.ctx.is_stopped():
                 raise Cancelled("the request was stopped before a worker accepted it", cause=last)
             begun = stage.enter()
             try:
-                route = await group.router.route(routing, group.pool)
+                route = await call.group.router.route(call.routing, call.group.pool)
             except ServiceOverloaded:
                 # A request that was let in is not refused for load later: it waits for a worker that is not busy.
-                waits = (hop.patient or last is not None) and not _none_left(last, routing, group)
+                waits = (hop.patient or last is not None) and not _none_left(last, call)
                 if not waits or hop.over is not None or not await backoff.pause():
                     raise
                 continue
@@ -148,41 +150,35 @@ class Connector:
                 raise hop.over
             return route
 
-    async def _call(
-        self,
-        hop: Hop,
-        endpoint: Endpoint,
-        payload: Any,
-        route: Route,
-        routing: RoutingRequest,
-        ctx: EngineContext,
-        group: WorkerGroup,
-        span: RouteSpan | None,
-        prepare: Prepare | None,
-    ) -> Source | DynamoError:
-        """Asks one worker. What it returns instead of raising is a reason to ask another one."""
+    async def _ask(self, hop: Hop, call: WorkerCall, route: Route, span: RouteSpan | None) -> Source:
+        """Ask the chosen worker.
+
+        Raises:
+            _WorkerRefused: another one may be asked.
+            DynamoError: the request is over.
+        """
         instance_id = route.instance.instance_id
         number = hop.ask(instance_id)
-        card = group.pool.cards.get(instance_id)
+        card = call.group.pool.cards.get(instance_id)
         error: DynamoError
         if card is None:
             error = CannotConnect(f"worker {instance_id:016x} left while the request was routed")
             if span is not None:
                 span.end(error)
-            routing.excluded |= {instance_id}
-            return error
-        attempt_ctx = EngineContext(ctx.id, attempt_id=hop.attempt_id(ctx, number), metadata=ctx.metadata)
-        attempt_ctx.coalesce = ctx.coalesce
+            call.routing.excluded |= {instance_id}
+            raise _WorkerRefused(error)
+        ctx = EngineContext(call.ctx.id, attempt_id=hop.attempt_id(call.ctx, number), metadata=call.ctx.metadata)
+        ctx.coalesce = call.ctx.coalesce
         if span is not None:
-            span.chosen(instance_id, attempt_ctx)
-        ctx.link_child(attempt_ctx)
-        sent = (prepare or _for_rank)(payload, route, card)
-        sink = hop.begin(self._reserve(route, attempt_ctx, routing, card), span)
-        _, stage = self._stages[group.pool.role]
+            span.chosen(instance_id, ctx)
+        call.ctx.link_child(ctx)
+        sent = (call.prepare or _for_rank)(call.payload, route, card)
+        sink = hop.begin(self._reserve(route, ctx, call.routing, card), span)
+        _, stage = self._stages[call.group.pool.role]
         begun = stage.enter()
         try:
             with self._accept.timeout():
-                source = await self._transport.call(route.instance, endpoint, sent, attempt_ctx, sink)
+                source = await self._transport.call(route.instance, call.endpoint, sent, ctx, sink)
         except TimeoutError as late:
             error = ConnectionTimeout(
                 f"worker {instance_id:016x} did not accept within {self._deadlines.accept} s", cause=late
@@ -194,53 +190,51 @@ class Connector:
             error = refusal
         else:
             hop.stream.attach(source, instance_id)
-            group.pool.report_up(instance_id)
+            call.group.pool.report_up(instance_id)
             if hop.stream.error is not None and not hop.stream.started:
                 raise hop.stream.error
             return source
         finally:
             stage.leave(begun)
-        self._refused(hop, error, routing, group, instance_id)
-        return error
+        self._note_refusal(hop, call, instance_id, error)
+        raise hop.over or _WorkerRefused(error)
 
-    async def _watch(
-        self, calling: Coroutine[Any, Any, Source | DynamoError], routed: RequestRouted
-    ) -> Source | DynamoError:
-        """Awaits the call of one worker, and tells what becomes of it."""
+    async def _watch(self, asking: Coroutine[Any, Any, Source], routed: RequestRouted) -> Source:
+        """Await the answer of one worker, and publish the choice and the outcome."""
         self._events.publish(routed)
-        outcome: Source | DynamoError = Cancelled("the call was given up")
+        outcome: DynamoError | None = Cancelled("the call was given up")
         try:
-            outcome = await calling
+            source = await asking
+            outcome = None
+            return source
+        except _WorkerRefused as refused:
+            outcome = refused.error
+            raise
         except DynamoError as error:
             outcome = error
             raise
         finally:
-            why = (outcome.kind, shown(outcome.message)) if isinstance(outcome, DynamoError) else ("", "")
+            why = ("", "") if outcome is None else (outcome.kind, shown(outcome.message))
             self._events.publish(
                 RequestAttempted(routed.request_id, time.monotonic(), routed.attempt_id, routed.instance_id, *why)
             )
-        return outcome
 
-    def _refused(
-        self, hop: Hop, error: DynamoError, routing: RoutingRequest, group: WorkerGroup, instance_id: int
-    ) -> None:
-        routing.excluded |= {instance_id}
+    def _note_refusal(self, hop: Hop, call: WorkerCall, instance_id: int, error: DynamoError) -> None:
+        call.routing.excluded |= {instance_id}
         hop.refused(instance_id, error)
         if blames_worker(error):
-            group.pool.report_down(instance_id)
+            call.group.pool.report_down(instance_id)
         elif isinstance(error, WorkerOverloaded):
-            group.pool.report_full(instance_id)
-        if hop.over is not None:
-            raise hop.over
+            call.group.pool.report_full(instance_id)
 
-    def _may_ask(self, hop: Hop, routing: RoutingRequest, group: WorkerGroup, last: DynamoError | None) -> bool:
+    def _may_ask(self, hop: Hop, call: WorkerCall, last: DynamoError | None) -> bool:
         """Return whether a worker may be asked; exclude from routing the workers that must not be."""
         if len(hop.workers) >= self.tries:
-            routing.excluded |= group.pool.instances.keys() - hop.workers
+            call.routing.excluded |= call.group.pool.instances.keys() - hop.workers
         elif last is None:
             # With no worker at all, the router says why.
             return True
-        return not _asked_all(routing, group)
+        return not _asked_all(call)
 
     def _reserve(self, route: Route, ctx: EngineContext, routing: RoutingRequest, card: ModelCard) -> Reservation:
         # A decode worker is brought the KV cache of the prompt; it has nothing to prefill.
@@ -256,18 +250,16 @@ class Connector:
         )
 
 
-def _routed(
-    hop: Hop, ctx: EngineContext, route: Route, group: WorkerGroup, last: DynamoError | None, begun: float
-) -> RequestRouted:
+def _routed(hop: Hop, call: WorkerCall, route: Route, last: DynamoError | None, begun: float) -> RequestRouted:
     """The event of a choice that took since `begun`, just before its worker is called."""
     return RequestRouted(
-        ctx.root_id,
+        call.ctx.root_id,
         time.monotonic(),
-        ctx.id,
-        hop.attempt_id(ctx, hop.calls),
-        group.pool.model,
-        group.pool.role,
-        group.router.NAME,
+        call.ctx.id,
+        hop.attempt_id(call.ctx, hop.calls),
+        call.group.pool.model,
+        call.group.pool.role,
+        call.group.router.NAME,
         route.instance.instance_id,
         route.dp_rank,
         route.overlap,
@@ -287,14 +279,14 @@ def _for_rank(payload: Any, route: Route, card: ModelCard) -> Any:
     return msgspec.structs.replace(payload, routing=msgspec.structs.replace(hints, dp_rank=route.dp_rank))
 
 
-def _asked_all(routing: RoutingRequest, group: WorkerGroup) -> bool:
+def _asked_all(call: WorkerCall) -> bool:
     """Whether no worker in service is left that has not failed or refused, however busy."""
-    return group.pool.in_service <= routing.excluded
+    return call.group.pool.in_service <= call.routing.excluded
 
 
-def _none_left(last: DynamoError | None, routing: RoutingRequest, group: WorkerGroup) -> bool:
+def _none_left(last: DynamoError | None, call: WorkerCall) -> bool:
     """Return whether the failure of the worker before is the reason that the client is told."""
-    return isinstance(last, WorkerOverloaded) or (last is not None and _asked_all(routing, group))
+    return isinstance(last, WorkerOverloaded) or (last is not None and _asked_all(call))
 
 
 def exhausted(last: DynamoError | None) -> DynamoError:

@@ -22,7 +22,7 @@ from dynamo_core.resources import AsyncResource
 from dynamo_telemetry import logs
 from dynamo_telemetry.metrics import Metrics
 
-from dynamo_runtime.dispatch.execution.connect import Connector
+from dynamo_runtime.dispatch.execution.connect import Connector, WorkerCall
 from dynamo_runtime.dispatch.execution.execution import Deadlines, RequestExecution, RequestTimeouts
 from dynamo_runtime.dispatch.execution.migrate import Migrator
 from dynamo_runtime.dispatch.execution.prefill import PrefillStep
@@ -212,7 +212,8 @@ class Pipeline(AsyncResource):
         ctx = execution.ctx
         sent = request if execution.payload is None else execution.payload
         routing = RoutingRequest(request, ctx.id, excluded, principal=execution.principal)
-        return self._connector.connect(execution.answer, execution.endpoint, sent, routing, ctx, plan[0], last=last)
+        call = WorkerCall(execution.endpoint, sent, routing, ctx, plan[0])
+        return self._connector.connect(execution.answer, call, last)
 
 
 def with_identity(request: PreprocessedRequest, principal: Principal) -> PreprocessedRequest:

@@ -40,7 +40,7 @@ from dynamo_core.protocol.request import (
 )
 from dynamo_core.tasks import TaskSet
 
-from dynamo_runtime.dispatch.execution.connect import Connector
+from dynamo_runtime.dispatch.execution.connect import Connector, WorkerCall
 from dynamo_runtime.dispatch.execution.execution import Deadlines, Hop, RequestExecution
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_runtime.dispatch.pools.worker_group import WorkerGroup
@@ -104,12 +104,11 @@ class PrefillStep:
     async def _compute(self, prefill: _Prefill, group: WorkerGroup, last: DynamoError | None) -> None:
         """Returns once the prompt has been prefilled, or once a worker with a place to meet has accepted it."""
         execution, routing = prefill.execution, prefill.routing
+        call = WorkerCall(GENERATE, prefill.request, routing, execution.ctx, group, prefill.prepare)
         while True:
             stream = ResponseStream(GENERATE.merge, self._flush, stall=execution.timeouts.stall)
             hop = prefill.start(stream)
-            await self._connector.connect(
-                hop, GENERATE, prefill.request, routing, execution.ctx, group, prepare=prefill.prepare, last=last
-            )
+            await self._connector.connect(hop, call, last)
             if prefill.info is not None:
                 stream.on_ready(prefill.watch)
                 return
@@ -140,9 +139,9 @@ class PrefillStep:
         hop, request = execution.answer, prefill.continued()
         backoff = Backoff(self._deadlines.decode_wait)
         while True:
-            routing = prefill.decode_routing(request)
+            call = WorkerCall(GENERATE, request, prefill.decode_routing(request), execution.ctx, group)
             try:
-                source = await self._connector.connect(hop, GENERATE, request, routing, execution.ctx, group, last=last)
+                source = await self._connector.connect(hop, call, last)
                 break
             except ServiceOverloaded as error:
                 if hop.over is not None:
@@ -156,11 +155,11 @@ class PrefillStep:
         """Fetches the KV cache of a request that was given up, as the prefill worker keeps it until it is fetched."""
         ctx, request = prefill.execution.ctx, prefill.continued()
         stream = ResponseStream(GENERATE.merge, self._flush)
-        routing = prefill.decode_routing(request)
         apart = EngineContext(ctx.id, metadata=ctx.metadata, root_id=ctx.root_id)
+        call = WorkerCall(GENERATE, request, prefill.decode_routing(request), apart, group)
         try:
             async with asyncio.timeout(self._deadlines.decode_wait):
-                await self._connector.connect(Hop(stream, "r"), GENERATE, request, routing, apart, group)
+                await self._connector.connect(Hop(stream, "r"), call)
                 # With the first token the cache has arrived.
                 await anext(stream, None)
         except (DynamoError, TimeoutError) as error:

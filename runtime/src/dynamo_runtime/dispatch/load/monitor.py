@@ -62,12 +62,17 @@ class WorkerMonitor(AsyncResource):
         self._tracker = tracker
         self._events = events
         self._directory = directory
-        self._rule = rule
+        self._rule: BusyRule | None = None
         self._told: dict[Rank, _Told] = {}
         self._places: dict[int, Pool] = {}
         self._tasks = TaskSet()
         if rule is not None:
-            tracker.on_load = self._placed
+            self.use_rule(rule)
+
+    def use_rule(self, rule: BusyRule) -> None:
+        """Mark workers by a rule, which may know of this monitor. To be called before `start`."""
+        self._rule = rule
+        self._tracker.on_load = self._placed
 
     def start(self) -> None:
         """Begins to listen."""

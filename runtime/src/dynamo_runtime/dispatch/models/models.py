@@ -14,7 +14,7 @@ from dynamo_core.contracts.discovery import Discovery, WatchEvent, WatchKind
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
 from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.tokenizer import Tokenizer
-from dynamo_core.errors import ModelNotFound, Unavailable
+from dynamo_core.errors import ModelNotFound, NotSupported, Unavailable
 from dynamo_core.protocol.cards import read_card, read_instance
 from dynamo_core.protocol.reading import Unreadable, shown
 from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, Instance, ModelCard
@@ -50,6 +50,10 @@ LAST_RETRY = 15.0
 #: The roles that are known here. Those that answer clients make a model appear.
 ANSWERING = (AGGREGATED, DECODE)
 ROLES = (*ANSWERING, PREFILL)
+
+
+def _no_tokenizers(kind: str, files: Mapping[str, bytes]) -> Tokenizer:
+    raise NotSupported("no API makes tokenizers")
 
 
 async def _no_parsers(card: ModelCard, files: Mapping[str, bytes]) -> Parsers:
@@ -104,7 +108,7 @@ class Models(AsyncResource):
         caller: Caller,
         make_router: RouterFactory,
         announce: Announce,
-        load_tokenizer: TokenizerLoader,
+        load_tokenizer: TokenizerLoader = _no_tokenizers,
         model_cache: ModelCache | None = None,
         expected: Collection[str] = (),
         load_parsers: ParserLoader = _no_parsers,
@@ -136,6 +140,10 @@ class Models(AsyncResource):
         self._changed = asyncio.Event()
         #: Whether the view may be out of date because the store cannot be reached.
         self.stale = False
+
+    def use_tokenizers(self, load_tokenizer: TokenizerLoader) -> None:
+        """Have an API make the tokenizers, which is itself made with these models. To be called before `start`."""
+        self._load_tokenizer = load_tokenizer
 
     def start(self) -> None:
         """Begins to watch."""

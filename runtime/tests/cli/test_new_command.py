@@ -69,10 +69,7 @@ def test_every_kind_with_classes_has_a_template() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        pytest.param(kind, marks=() if kind in ("engine", "frontend", "transport") else pytest.mark.full)
-        for kind in KINDS
-    ],
+    [pytest.param(kind, marks=() if kind == "engine" else pytest.mark.full) for kind in KINDS],
 )
 def test_a_new_package_installs_and_passes_its_own_tests(
     dynamo: RunCli, site: Site, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +116,7 @@ def test_a_new_plugin_of_one_file_passes_its_own_tests_and_can_be_served(
     checked = dynamo("check", folder / "far-away.yaml")
     assert "The config is sound." in checked.output, checked.output
     # What the tests say of the plugin is the same as in a package.
-    if kind in ("engine", "tool_parser"):
+    if kind == "tool_parser":
         assert " passed" in outcome_of_its_tests(folder)
 
 

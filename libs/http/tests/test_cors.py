@@ -11,7 +11,8 @@ from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.errors import Problem
 from dynamo_http.cors import Cors
 from dynamo_http.errors import error_response
-from dynamo_http.listener import Listener
+
+from libs.http.tests.serving import serving as plain
 
 PAGE = "https://chat.example.com"
 QUESTION = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, x-stainless-os"}
@@ -27,17 +28,8 @@ async def refuse(_: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def serving(*origins: str) -> AsyncIterator[str]:
-    async with Listener(
-        "public",
-        host="127.0.0.1",
-        port=0,
-        routes=[HttpRoute("POST", "/ask", ask), HttpRoute("POST", "/refuse", refuse)],
-        body_limit=1000,
-        max_connections=10,
-        idle_timeout=30,
-        cors=Cors(origins) if origins else None,
-    ) as listener:
-        await listener.start()
+    routes = [HttpRoute("POST", "/ask", ask), HttpRoute("POST", "/refuse", refuse)]
+    async with plain(*routes, cors=Cors(origins) if origins else None) as listener:
         yield listener.url
 
 

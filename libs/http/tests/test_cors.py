@@ -86,6 +86,8 @@ async def test_pages_of_other_origins_are_told_nothing() -> None:
 
             assert status == 405, origin
             assert "Access-Control-Allow-Origin" not in told | marks, origin
+        # Nor does a program notice anything that is no browser.
+        assert "Access-Control-Allow-Origin" not in (await call(f"{url}/ask", "POST", {}))[1]
 
 
 async def test_headers_that_are_no_names_are_not_repeated() -> None:
@@ -95,11 +97,3 @@ async def test_headers_that_are_no_names_are_not_repeated() -> None:
 
     assert status == 204
     assert "Access-Control-Allow-Headers" not in told
-
-
-async def test_who_is_no_browser_notices_nothing() -> None:
-    async with serving(PAGE) as url:
-        status, told = await call(f"{url}/ask", "POST", {})
-
-    assert status == 200
-    assert "Access-Control-Allow-Origin" not in told

@@ -105,9 +105,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "admission" else pytest.mark.full) for kind in SOUND]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("kind", SOUND)
 def test_a_plugin_that_is_installed_keeps_its_contract(tmp_path: Path, kind: str) -> None:
     result = conformance(tmp_path, *SOUND[kind])
 

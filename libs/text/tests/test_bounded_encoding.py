@@ -70,9 +70,10 @@ KINDS: dict[str, Callable[[], Library]] = {
     "SentencePiece-like": llama,
     "large vocabulary": large_vocabulary,
 }
-kinds = pytest.mark.parametrize("kind", KINDS)
-#: It takes seconds to make one of them.
-small_kinds = pytest.mark.parametrize("kind", ["byte level", "SentencePiece-like"])
+# It takes seconds to make the last one.
+kinds = pytest.mark.parametrize(
+    "kind", ["byte level", "SentencePiece-like", pytest.param("large vocabulary", marks=pytest.mark.full)]
+)
 
 
 @cache
@@ -212,7 +213,7 @@ def test_ids_of_parts_are_those_of_the_whole(name: str, text: str, special: bool
     assert ids == library.encode(text, add_special_tokens=special).ids
 
 
-@small_kinds
+@kinds
 def test_a_text_may_have_as_many_tokens_as_the_limit_and_no_more(kind: str) -> None:
     library, tokenizer = of_kind(kind)
     text = "the one and the other\n" * 8000 + "  12 " * 3000

@@ -95,9 +95,7 @@ def test_a_new_package_installs_and_passes_its_own_tests(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_new_plugin_of_one_file_passes_its_own_tests_and_can_be_served(
-    dynamo: RunCli, tmp_path: Path, kind: str
-) -> None:
+def test_new_plugin_of_one_file_can_be_served(dynamo: RunCli, tmp_path: Path, kind: str) -> None:
     words, _ = KINDS[kind]
     umask = os.umask(0o002)
     try:
@@ -115,9 +113,15 @@ def test_a_new_plugin_of_one_file_passes_its_own_tests_and_can_be_served(
     }
     checked = dynamo("check", folder / "far-away.yaml")
     assert "The config is sound." in checked.output, checked.output
-    # What the tests say of the plugin is the same as in a package.
-    if kind == "tool_parser":
-        assert " passed" in outcome_of_its_tests(folder)
+
+
+# What the tests say of the plugin is the same as in a package.
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["engine", "tool_parser"])
+def test_new_plugin_of_one_file_passes_its_own_tests(dynamo: RunCli, tmp_path: Path, kind: str) -> None:
+    dynamo("new", *KINDS[kind][0], "far-away", "--single-file", "--path", tmp_path)
+
+    assert " passed" in outcome_of_its_tests(tmp_path / "far-away")
 
 
 @pytest.mark.parametrize("single_file", [False, True])

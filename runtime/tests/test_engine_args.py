@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -11,18 +10,16 @@ import pytest
 from dynamo_core import (
     BackendError,
     DisaggregationMode,
-    EngineConfig,
-    GenerateContext,
     LLMEngine,
-    LLMEngineOutput,
     PluginConfig,
-    PreprocessedRequest,
     WorkerConfig,
 )
 from dynamo_core.contracts.boundary import make_engine
 from dynamo_core.errors import ConfigError
 from dynamo_runtime import CommonArgs, engine_main, from_args, run
 from pydantic import Field, SecretStr
+
+from runtime.tests.worker.engines import Plain
 
 
 class Small(PluginConfig):
@@ -39,18 +36,7 @@ class Small(PluginConfig):
     endpoint: str = Field(default="here", description="Something of the engine's own.")
 
 
-class Base(LLMEngine):
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
-
-    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        yield LLMEngineOutput.stop()
-
-    async def cleanup(self) -> None:
-        pass
-
-
-class SmallEngine(Base):
+class SmallEngine(Plain):
     """Says little.
 
     And this is not shown.
@@ -60,7 +46,7 @@ class SmallEngine(Base):
     Config: ClassVar[type[PluginConfig]] = Small
 
 
-class PlainEngine(Base):
+class PlainEngine(Plain):
     """Has no settings."""
 
     NAME = "plain"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,9 @@ import pytest
 from dynamo_core import (
     DisaggregationMode,
     EngineConfig,
-    GenerateContext,
     KvEventSource,
-    LLMEngine,
-    LLMEngineOutput,
     LoadSource,
     PluginConfig,
-    PreprocessedRequest,
     WorkerConfig,
 )
 from dynamo_core.contracts.model_folder import CHAT_TEMPLATE, TOKENIZER
@@ -25,6 +21,8 @@ from dynamo_core.protocol.records import ModelFile
 from dynamo_runtime.worker.card import make_card
 from dynamo_runtime.worker.model_files import ModelFiles, read_files
 from dynamo_runtime.worker.publishers import EnginePublishers
+
+from runtime.tests.worker.engines import Plain
 
 
 @pytest.mark.parametrize(
@@ -84,20 +82,11 @@ def test_a_template_that_is_not_there_is_a_mistake_of_the_set_up(tmp_path: Path)
         read_files(WorkerConfig(custom_jinja_template=str(tmp_path / "none.jinja")))
 
 
-class Telling(LLMEngine):
+class Telling(Plain):
     """Says that its cache can be known, and whether it was asked."""
 
     asked = False
     loads_asked = False
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
-
-    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        yield LLMEngineOutput.stop()
-
-    async def cleanup(self) -> None:
-        pass
 
     async def kv_event_sources(self) -> Sequence[KvEventSource]:
         self.asked = True

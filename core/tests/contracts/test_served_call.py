@@ -123,81 +123,84 @@ async def forever(ctx: ServedContext) -> AsyncGenerator[Any, None]:
     await asyncio.Event().wait()
 
 
-async def test_an_accepted_call_gives_its_items_and_the_flag(bench: Bench) -> None:
-    call = bench.start(handler_of(two_items))
-
-    assert await bench.end(call) == ["accepted", 1, "note", 2, "complete_final", ("ended", None)]
-    assert bench.deferred == 1
+WHOLE = ["complete_final", ("ended", None)]
+CUT = [("ended", Disconnected)]
+STOPPED, FOR_EVER = "until it is stopped", "for ever"
 
 
-async def test_a_typed_refusal_is_passed_on_and_nothing_follows(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    ("error", "told", "logged"),
+    [
+        (WorkerOverloaded("full"), ("refused", WorkerOverloaded, "full"), ""),
+        # The text of a foreign one may hold anything.
+        (
+            ZeroDivisionError("secret"),
+            ("refused", Unknown, "the call could not be taken"),
+            "a handler failed to take a call",
+        ),
+    ],
+)
+async def test_refusal_is_passed_on_and_nothing_follows(
+    bench: Bench, caplog: pytest.LogCaptureFixture, error: Exception, told: Any, logged: str
+) -> None:
     async def refuse(request: Any, ctx: ServedContext) -> AsyncGenerator[Any, None]:
-        raise WorkerOverloaded("full")
+        raise error
 
-    call = bench.start(refuse)
+    assert await bench.end(bench.start(refuse)) == [told, ("ended", None)]
+    assert logged in caplog.text
 
-    assert await bench.end(call) == [("refused", WorkerOverloaded, "full"), ("ended", None)]
 
-
-async def test_a_foreign_exception_before_acceptance_is_a_refusal_without_its_text(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("says", "acts", "told", "logged"),
+    [
+        ([1, Annotated.from_annotation("note", "x"), 2], [], [1, "note", 2, *WHOLE], ""),
+        # An error in mid-stream is an item, and the stream is still complete.
+        (
+            [1, BackendError.InvalidArgument("bad")],
+            [],
+            [1, ("error", BackendError.InvalidArgument, "bad"), *WHOLE],
+            "",
+        ),
+        ([1, KeyError("x")], [], [1, ("error", Unknown, "'x'"), *WHOLE], "a handler failed in mid-stream"),
+        # A handler that ends when it is stopped ends normally.
+        ([1, STOPPED, "cancelled"], ["stop"], [1, "cancelled", *WHOLE], ""),
+        ([1, FOR_EVER], ["kill"], [1, ("error", Cancelled, "stopped"), *WHOLE], ""),
+        # A connection that is lost after a stop, and an owner that closes, say no more.
+        ([1, FOR_EVER], ["stop", "lose"], [1, *CUT], ""),
+        ([1, FOR_EVER], ["close the owner"], [1, *CUT], ""),
+    ],
+)
+async def test_accepted_call_tells_these_items_and_its_end(
+    bench: Bench,
+    short_grace: None,
+    caplog: pytest.LogCaptureFixture,
+    says: list[Any],
+    acts: list[str],
+    told: list[Any],
+    logged: str,
 ) -> None:
-    async def broken(request: Any, ctx: ServedContext) -> AsyncGenerator[Any, None]:
-        raise ZeroDivisionError("secret")
+    async def generate(ctx: ServedContext) -> AsyncGenerator[Any, None]:
+        for one in says:
+            if isinstance(one, Exception):
+                raise one
+            if one in (STOPPED, FOR_EVER):
+                await (ctx.stopped() if one == STOPPED else asyncio.Event().wait())
+            else:
+                yield one
 
-    call = bench.start(broken)
-
-    assert await bench.end(call) == [("refused", Unknown, "the call could not be taken"), ("ended", None)]
-    assert "a handler failed to take a call" in caplog.text
-
-
-async def test_an_error_in_mid_stream_is_an_item_and_the_stream_is_still_complete(bench: Bench) -> None:
-    async def fail(ctx: ServedContext) -> AsyncGenerator[Any, None]:
-        yield 1
-        raise BackendError.InvalidArgument("bad")
-
-    call = bench.start(handler_of(fail))
-
-    error = ("error", BackendError.InvalidArgument, "bad")
-    assert await bench.end(call) == ["accepted", 1, error, "complete_final", ("ended", None)]
-
-
-async def test_a_foreign_exception_in_mid_stream_is_an_item_and_logged(
-    bench: Bench, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def fail(ctx: ServedContext) -> AsyncGenerator[Any, None]:
-        yield 1
-        raise KeyError("x")
-
-    call = bench.start(handler_of(fail))
-
-    assert await bench.end(call) == ["accepted", 1, ("error", Unknown, "'x'"), "complete_final", ("ended", None)]
-    assert "a handler failed in mid-stream" in caplog.text
-
-
-async def test_a_handler_that_ends_when_it_is_stopped_ends_normally(bench: Bench) -> None:
-    async def obey(ctx: ServedContext) -> AsyncGenerator[Any, None]:
-        yield 1
-        await ctx.stopped()
-        yield "cancelled"
-
-    call = bench.start(handler_of(obey))
+    call = bench.start(handler_of(generate))
     await asyncio.wait_for(bench.stream.seen.wait(), DEADLINE)
+    for act in acts:
+        if act == "close the owner":
+            await bench.tasks.aclose()
+        elif act == "lose":
+            call.lost()
+        else:
+            call.stop(kill=act == "kill")
 
-    call.stop()
-
-    assert await bench.end(call) == ["accepted", 1, "cancelled", "complete_final", ("ended", None)]
-    assert bench.ctx.is_stopped()
-    assert not bench.ctx.is_killed()
-
-
-async def test_stop_with_kill_kills_the_context(bench: Bench, short_grace: None) -> None:
-    call = bench.start(handler_of(forever))
-
-    call.stop(kill=True)
-
-    await bench.end(call)
-    assert bench.ctx.is_killed()
+    assert await bench.end(call) == ["accepted", *told]
+    assert logged in caplog.text
+    assert (bench.ctx.is_stopped(), bench.ctx.is_killed()) == (bool({"stop", "kill"} & {*acts}), "kill" in acts)
 
 
 async def test_a_handler_that_goes_on_is_cancelled_and_its_finally_runs(bench: Bench, short_grace: None) -> None:
@@ -243,16 +246,6 @@ async def test_a_lost_connection_closes_the_handler_without_telling_it_to_stop(b
     assert not bench.ctx.is_stopped()
 
 
-async def test_a_connection_lost_after_a_stop_says_no_more(bench: Bench) -> None:
-    call = bench.start(handler_of(forever))
-    await asyncio.wait_for(bench.stream.seen.wait(), DEADLINE)
-
-    call.stop()
-    call.lost()
-
-    assert await bench.end(call) == ["accepted", 1, ("ended", Disconnected)]
-
-
 async def test_a_connection_lost_before_the_first_step_still_ends_the_call(bench: Bench) -> None:
     call = bench.start(handler_of(two_items))
 
@@ -260,15 +253,6 @@ async def test_a_connection_lost_before_the_first_step_still_ends_the_call(bench
 
     assert await bench.end(call) == [("ended", Disconnected)]
     assert bench.deferred == 1
-
-
-async def test_closing_the_owner_cuts_the_call_off(bench: Bench) -> None:
-    call = bench.start(handler_of(forever))
-    await asyncio.wait_for(bench.stream.seen.wait(), DEADLINE)
-
-    await bench.tasks.aclose()
-
-    assert await bench.end(call) == ["accepted", 1, ("ended", Disconnected)]
 
 
 async def test_nothing_more_is_taken_from_the_handler_until_there_is_room(bench: Bench) -> None:

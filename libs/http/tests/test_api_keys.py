@@ -12,10 +12,11 @@ from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import ConfigError
 from dynamo_http.auth import AdminToken, ApiKeys, hash_of, new_key
-from dynamo_http.listener import Listener
 from dynamo_http.request import principal_of
 from dynamo_http.settings import AuthSettings
 from pydantic import ValidationError
+
+from libs.http.tests.serving import make
 
 KEY, OTHER = new_key(), new_key()
 TOKEN = "operators-" + "x" * 16
@@ -29,18 +30,10 @@ class Door:
         self.failed: list[str] = []
         loaded = ApiKeys.load(AuthSettings.model_validate({"keys": keys}), env or {}, self.failed.append)
         assert loaded is not None
-        self.listener = Listener(
-            "public",
-            host="127.0.0.1",
-            port=0,
-            routes=[
-                loaded.protect(HttpRoute("GET", "/models", self._note)),
-                AdminToken(TOKEN, self.failed.append).protect(HttpRoute("GET", "/metrics", self._note)),
-                HttpRoute("GET", "/health", self._note),
-            ],
-            body_limit=1000,
-            max_connections=10,
-            idle_timeout=30,
+        self.listener = make(
+            loaded.protect(HttpRoute("GET", "/models", self._note)),
+            AdminToken(TOKEN, self.failed.append).protect(HttpRoute("GET", "/metrics", self._note)),
+            HttpRoute("GET", "/health", self._note),
         )
 
     async def _note(self, request: web.Request) -> web.Response:

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -19,18 +19,12 @@ from dynamo_telemetry.metrics import Metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-WAIT = 20.0
+from libs.http.tests.serving import WAIT, answer_to, serving, until
+
 MB = 1 << 20
 LARGE = 2 * MB
 #: Of the three quarters for large ones, work on two of them takes everything.
 LIMIT = LARGE * WORK * 2 * 4 // 3
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return once the loop has come to a state that nothing announces."""
-    async with asyncio.timeout(WAIT):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 class Handler:
@@ -80,24 +74,14 @@ async def handler() -> Handler:
 @pytest.fixture
 async def listener(handler: Handler) -> AsyncIterator[Listener]:
     routes = [HttpRoute("POST", "/work", handler.work), HttpRoute("POST", "/release", handler.release)]
-    options: dict[str, Any] = {"body_limit": 4 * MB, "max_connections": 100, "idle_timeout": 30}
-    async with Listener(
-        "public", host="127.0.0.1", port=0, routes=routes, body_budget=handler.budget, **options
-    ) as listener:
-        await listener.start()
+    async with serving(*routes, body_limit=4 * MB, body_budget=handler.budget) as listener:
         yield listener
 
 
 async def post(listener: Listener, body: bytes, *lines: str, path: str = "/work") -> tuple[int, bytes]:
     """The status and the answer, with its header."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     head = [f"POST {path} HTTP/1.1", "host: x", "connection: close", f"content-length: {len(body)}", *lines]
-    try:
-        async with asyncio.timeout(WAIT):
-            writer.write("\r\n".join([*head, "", ""]).encode() + body)
-            answer = await reader.read()
-    finally:
-        writer.close()
+    answer = await answer_to(listener, "\r\n".join([*head, "", ""]).encode() + body)
     return int(answer.split(b" ", 2)[1]), answer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -13,10 +12,11 @@ from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.principal import Principal
 from dynamo_core.errors import InvalidArgument
 from dynamo_http.client_headers import CLIENT_HEADERS, client_headers, with_client_headers
-from dynamo_http.listener import Listener
 from dynamo_http.request import PRINCIPAL, principal_of
 from dynamo_http.settings import HttpSettings
 from multidict import CIMultiDict
+
+from libs.http.tests.serving import answer_to, serving
 
 KNOWN = Principal(key_id="k", tenant="t")
 
@@ -77,18 +77,9 @@ async def test_a_header_that_is_no_text_is_refused_over_the_wire_by_its_name() -
     named = client_headers(HttpSettings(forward_headers=("x-a",)))
     assert named is not None
     route = with_client_headers(HttpRoute("GET", "/", handler), named)
-    listener = Listener(
-        "public", host="127.0.0.1", port=0, routes=[route], body_limit=1000, max_connections=9, idle_timeout=9
-    )
-    await listener.start()
-    try:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-A: \xff\r\n\r\n")
-        async with asyncio.timeout(10):
-            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
-    finally:
-        await listener.aclose()
+    async with serving(route) as listener:
+        answer = await answer_to(listener, b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nX-A: \xff\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
 
     assert head.startswith(b"HTTP/1.1 400 ")
     assert json.loads(body)["error"]["param"] == "x-a"

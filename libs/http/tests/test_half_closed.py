@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +14,8 @@ from aiohttp import web
 from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_http.half_closed import STATUS_LINE
 from dynamo_http.listener import Listener
+
+from libs.http.tests.serving import serving
 
 #: Bytes of an answer that fills the buffers of a connection.
 LARGE = 8 << 20
@@ -55,14 +57,8 @@ async def pieces(request: web.Request) -> web.StreamResponse:
     return response
 
 
-@asynccontextmanager
-async def serving(*handlers: Gate) -> AsyncIterator[Listener]:
-    routes = [HttpRoute("POST", f"/{number}", handler) for number, handler in enumerate(handlers)]
-    async with Listener(
-        "public", host="127.0.0.1", port=0, routes=routes, body_limit=1 << 20, max_connections=100, idle_timeout=30
-    ) as listener:
-        await listener.start()
-        yield listener
+def routes(*handlers: Gate) -> list[HttpRoute]:
+    return [HttpRoute("POST", f"/{number}", handler) for number, handler in enumerate(handlers)]
 
 
 def request(version: str, path: str = "/0", body: bytes = b"{}") -> bytes:
@@ -96,7 +92,7 @@ async def received(client: socket.socket, size: int | None = None) -> bytes:
 @pytest.mark.parametrize(("answer", "size"), [(small, 5), (large, LARGE), (pieces, 100_000)])
 async def test_client_that_closes_its_sending_half_gets_its_whole_answer(version: str, answer: Any, size: int) -> None:
     gate = Gate(answer)
-    async with serving(gate) as listener:
+    async with serving(*routes(gate)) as listener:
         with await connect(listener, request(version)) as client:
             # Of the status line the first byte comes ahead, and once only.
             first = await received(client, 1)
@@ -111,7 +107,7 @@ async def test_requests_that_were_sent_before_the_half_close_are_all_answered() 
     gates = [Gate(small), Gate(small)]
     for gate in gates:
         gate.go_on.set()
-    async with serving(*gates) as listener:
+    async with serving(*routes(*gates)) as listener:
         with await connect(listener, request("1.1", "/0") + request("1.1", "/1")) as client:
             answers = await received(client)
         assert answers.count(b"HTTP/1.1 200 OK") == 2
@@ -121,7 +117,7 @@ async def test_requests_that_were_sent_before_the_half_close_are_all_answered() 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
 async def test_client_that_is_gone_has_its_request_cancelled(version: str) -> None:
     gate = Gate(small)
-    async with serving(gate) as listener:
+    async with serving(*routes(gate)) as listener:
         with await connect(listener, request(version), half_close=False):
             await gate.entered.wait()
 
@@ -131,7 +127,7 @@ async def test_client_that_is_gone_has_its_request_cancelled(version: str) -> No
 
 async def test_client_that_goes_after_it_closed_its_sending_half_has_its_request_cancelled() -> None:
     gate = Gate(small)
-    async with serving(gate) as listener:
+    async with serving(*routes(gate)) as listener:
         with await connect(listener, request("1.1")) as client:
             assert await received(client, 1) == STATUS_LINE[:1]
 
@@ -141,7 +137,7 @@ async def test_client_that_goes_after_it_closed_its_sending_half_has_its_request
 
 async def test_half_close_in_the_middle_of_a_body_ends_the_request() -> None:
     gate = Gate(small)
-    async with serving(gate) as listener:
+    async with serving(*routes(gate)) as listener:
         with await connect(listener, request("1.1")[:-1]) as client:
             assert await received(client) == b""
 
@@ -152,7 +148,7 @@ async def test_half_close_in_the_middle_of_a_body_ends_the_request() -> None:
 async def test_half_close_of_an_idle_connection_closes_it_at_once() -> None:
     gate = Gate(small)
     gate.go_on.set()
-    async with serving(gate) as listener:
+    async with serving(*routes(gate)) as listener:
         with await connect(listener, request("1.1"), half_close=False) as client:
             assert (await received(client, 50)).startswith(b"HTTP/1.1 200 OK")
             client.shutdown(socket.SHUT_WR)
@@ -160,7 +156,7 @@ async def test_half_close_of_an_idle_connection_closes_it_at_once() -> None:
 
 
 async def test_tls_hello_at_a_plain_port_is_logged_once_and_closed_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(Gate(small)) as listener:
+    async with serving(*routes(Gate(small))) as listener:
         for _ in range(3):
             with await connect(listener, TLS_HELLO, half_close=False) as client, suppress(ConnectionError):
                 assert await received(client) == b""

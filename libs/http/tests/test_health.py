@@ -12,6 +12,8 @@ from dynamo_http.listener import Listener
 from dynamo_http.settings import AuthSettings
 from dynamo_telemetry.metrics import Metrics
 
+from libs.http.tests.serving import make
+
 
 class Source:
     """A process as a test wants it to be."""
@@ -51,15 +53,7 @@ class Front:
 @pytest.fixture
 async def front() -> AsyncIterator[Front]:
     source, metrics = Source(), Metrics()
-    listener = Listener(
-        "public",
-        host="127.0.0.1",
-        port=0,
-        routes=[*health_routes(source, host="here"), metrics_route(metrics.render)],
-        body_limit=1024,
-        max_connections=10,
-        idle_timeout=30,
-    )
+    listener = make(*health_routes(source, host="here"), metrics_route(metrics.render))
     await listener.start()
     async with aiohttp.ClientSession() as client:
         yield Front(listener, source, metrics, client)
@@ -99,9 +93,7 @@ async def test_hosts_processes_and_instances_are_told_only_to_trusted_requests()
     keys = ApiKeys.load(AuthSettings.model_validate({"keys": [{"id": "a", "hash": hash_of("a key that is long")}]}), {})
     assert keys is not None
     routes = health_routes(source, host="here", process=lambda: {"pid": 7}, trusted=keys.knows)
-    listener = Listener(
-        "public", host="127.0.0.1", port=0, routes=routes, body_limit=1024, max_connections=10, idle_timeout=30
-    )
+    listener = make(*routes)
     await listener.start()
     async with aiohttp.ClientSession() as client:
 
@@ -188,15 +180,7 @@ class Worker:
 
 async def test_a_worker_is_alive_while_it_starts_and_ready_when_it_serves() -> None:
     worker = Worker()
-    listener = Listener(
-        "system",
-        host="127.0.0.1",
-        port=0,
-        routes=system_routes(worker),
-        body_limit=1024,
-        max_connections=10,
-        idle_timeout=30,
-    )
+    listener = make(*system_routes(worker))
     await listener.start()
     found = []
     async with aiohttp.ClientSession() as client:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,9 +15,9 @@ from aiohttp import http_parser, web
 from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.errors import ConfigError, Problem
 from dynamo_http.connection import MAX_FIELD, MAX_HEADERS
-from dynamo_http.listener import Listener
 
-WAIT = 5.0
+from libs.http.tests.serving import answer_to, closed, connect, make, until
+
 HEAD = b"POST /read HTTP/1.1\r\nHost: x\r\n"
 NEXT = b"GET /hidden HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -34,14 +34,7 @@ class House:
             HttpRoute("GET", "/hidden", self._hidden),
             HttpRoute("GET", "/large", self._large),
         ]
-        settings: dict[str, Any] = {
-            "host": "127.0.0.1",
-            "port": 0,
-            "body_limit": 1024 * 1024,
-            "max_connections": 100,
-            "idle_timeout": 30,
-        }
-        self.listener = Listener("public", routes=routes, **(settings | options))
+        self.listener = make(*routes, **options)
 
     async def _read(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -67,20 +60,11 @@ class House:
         return web.Response(body=bytes(8 * 1024 * 1024))
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.listener.port)
+        reader, writer = await connect(self.listener)
+        return reader, writer
 
     async def answer(self, *pieces: bytes) -> bytes:
-        """What the server says until it closes the connection. Later pieces are sent a few turns apart."""
-        reader, writer = await self.connect()
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            for _ in range(10):
-                await asyncio.sleep(0)
-        try:
-            return await closed(reader)
-        finally:
-            writer.close()
+        return await answer_to(self.listener, *pieces)
 
 
 @asynccontextmanager
@@ -95,20 +79,6 @@ async def serving(**options: Any) -> AsyncIterator[House]:
 async def house() -> AsyncIterator[House]:
     async with serving() as house:
         yield house
-
-
-async def closed(reader: asyncio.StreamReader) -> bytes:
-    async with asyncio.timeout(WAIT):
-        try:
-            return await reader.read()
-        except ConnectionResetError:
-            return b""
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.001)
 
 
 def status(answer: bytes) -> int:
@@ -308,11 +278,7 @@ async def test_a_header_that_comes_byte_by_byte_is_cut_at_the_deadline() -> None
 @pytest.mark.parametrize("start", [b"", b"\r\n\r\n", b"\r\n" * 1000], ids=["nothing", "an empty line", "empty lines"])
 async def test_half_a_header_is_cut_at_the_deadline_whatever_stands_before_it(start: bytes) -> None:
     async with serving(header_timeout=0.1) as house:
-        reader, writer = await house.connect()
-        writer.write(start + b"GET /hidden HTTP/1.1\r\nHost: x\r\n")
-
-        answer = await closed(reader)
-        writer.close()
+        answer = await house.answer(start + b"GET /hidden HTTP/1.1\r\nHost: x\r\n")
 
         assert status(answer) == 408
         assert house.listener.timed_out_connections == 1
@@ -326,11 +292,7 @@ async def test_half_a_header_is_cut_at_the_deadline_whatever_stands_before_it(st
 )
 async def test_half_a_body_is_cut_at_the_deadline_however_its_route_reads_it(path: str, begin: bytes) -> None:
     async with serving(body_timeout=0.1) as house:
-        reader, writer = await house.connect()
-        writer.write(b"POST %s HTTP/1.1\r\nHost: x\r\n%s" % (path.encode(), begin))
-
-        answer = await closed(reader)
-        writer.close()
+        answer = await house.answer(b"POST %s HTTP/1.1\r\nHost: x\r\n%s" % (path.encode(), begin))
 
         assert "did not arrive within 0.1 s" in told(answer, 408)["message"]
         assert "read" not in house.reached

@@ -6,8 +6,7 @@ import json
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -15,30 +14,10 @@ import pytest
 from aiohttp import web
 from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.errors import ConfigError, InvalidArgument, Problem, Unknown
-from dynamo_http.connection_limiter import ConnectionLimiter
 from dynamo_http.listener import Listener
 from yarl import URL
 
-MEGABYTE = 1024 * 1024
-
-
-def make(*routes: HttpRoute, **options: Any) -> Listener:
-    settings: dict[str, Any] = {
-        "host": "127.0.0.1",
-        "port": 0,
-        "body_limit": MEGABYTE,
-        "max_connections": 100,
-        "idle_timeout": 30,
-        **options,
-    }
-    return Listener("public", routes=routes, **settings)
-
-
-@asynccontextmanager
-async def serving(*routes: HttpRoute, **options: Any) -> AsyncIterator[Listener]:
-    async with make(*routes, **options) as listener:
-        await listener.start()
-        yield listener
+from libs.http.tests.serving import MEGABYTE, answer_to, closed, connect, make, serving, until
 
 
 @pytest.fixture
@@ -78,28 +57,12 @@ class Blocker:
 
     async def enter(self, listener: Listener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The connection of a request that is in the handler."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
+        reader, writer = await connect(listener, b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
         await self.entered.wait()
         return reader, writer
 
     def route(self) -> HttpRoute:
         return HttpRoute("GET", "/block", self)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 — what is waited for has no event
-            await asyncio.sleep(0.001)
-
-
-async def closed(reader: asyncio.StreamReader) -> bytes:
-    """What a connection sends until its end."""
-    async with asyncio.timeout(5):
-        try:
-            return await reader.read()
-        except ConnectionResetError:
-            return b""
 
 
 async def test_a_route_is_served_on_the_port_that_was_free(client: aiohttp.ClientSession) -> None:
@@ -173,18 +136,16 @@ async def test_a_request_id_that_cannot_be_one_is_replaced(own: str) -> None:
 
 async def said(listener: Listener, request: str) -> tuple[int, dict[str, str]]:
     """The status and the headers of an answer."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-    writer.write(request.encode())
-    head = (await closed(reader)).partition(b"\r\n\r\n")[0].decode()
-    writer.close()
+    head = (await answer_to(listener, request.encode())).partition(b"\r\n\r\n")[0].decode()
     first, *lines = head.split("\r\n")
     return int(first.split()[1]), {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
 
 
 async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
     async with serving(HttpRoute("POST", "/body", read_body)) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"POST /body HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+        reader, writer = await connect(
+            listener, b"POST /body HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
+        )
         async with asyncio.timeout(10):
             told = await reader.readuntil(b"\r\n\r\n")
             writer.write(b"hi")
@@ -254,8 +215,7 @@ async def test_a_body_above_the_limit_is_refused(client: aiohttp.ClientSession, 
 
 async def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent() -> None:
     async with serving(READ) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
+        reader, writer = await connect(listener, b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
         async with asyncio.timeout(5):
             status = await reader.readline()
         writer.close()
@@ -367,8 +327,7 @@ async def test_a_client_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture
             ended.set()
 
     async with serving(HttpRoute("GET", "/chatter", chatter)) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET /chatter HTTP/1.1\r\nHost: x\r\n\r\n")
+        reader, writer = await connect(listener, b"GET /chatter HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readexactly(10)
         left.set()
         writer.transport.abort()
@@ -391,23 +350,9 @@ async def test_a_write_to_a_connection_that_closes_is_no_error(caplog: pytest.Lo
         return response
 
     async with serving(HttpRoute("GET", "/late", late)) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
-        await closed(reader)
-        writer.close()
+        await answer_to(listener, b"GET /late HTTP/1.1\r\nHost: x\r\n\r\n")
 
     assert written.is_set()
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
-
-
-async def test_what_is_not_http_is_refused_without_noise(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving(HELLO) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"\x01\x02\x03 nonsense\r\n\r\n")
-        answer = await closed(reader)
-        writer.close()
-
-    assert answer.startswith(b"HTTP/1.0 400 ") or answer.startswith(b"HTTP/1.1 400 ")
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
@@ -476,27 +421,6 @@ async def test_connections_over_the_cap_are_closed_at_once_and_room_comes_back()
         assert listener.refused_connections == 1
 
 
-async def test_a_connection_that_sends_half_a_header_is_closed() -> None:
-    def no_server() -> asyncio.Protocol:
-        raise AssertionError("the header is not complete")
-
-    limiter = ConnectionLimiter(no_server, lambda: 0, max_connections=2, header_timeout=0.05)
-    server = await asyncio.get_running_loop().create_server(limiter, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-
-    half, half_writer = await asyncio.open_connection("127.0.0.1", port)
-    half_writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n")
-    silent, silent_writer = await asyncio.open_connection("127.0.0.1", port)
-
-    assert (await closed(half)).startswith(b"HTTP/1.1 408 ")
-    assert await closed(silent) == b""
-    assert limiter.timed_out == 2
-    for writer in (half_writer, silent_writer):
-        writer.close()
-    server.close()
-    await server.wait_closed()
-
-
 async def test_a_header_may_come_in_pieces() -> None:
     async with serving(READ) as listener:
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
@@ -514,25 +438,17 @@ async def test_a_header_may_come_in_pieces() -> None:
     assert answer.endswith(b'{"size": 4}')
 
 
-async def test_a_header_without_end_is_refused_with_a_reason() -> None:
-    async with serving(HELLO) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)
-        answer = await closed(reader)
-        writer.close()
-
-    assert b" 431 " in answer.split(b"\r\n")[0]
-
-
 async def test_an_idle_connection_is_closed_after_its_time() -> None:
     async with serving(HELLO, idle_timeout=0.05) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
-
-        answer = await closed(reader)
-        writer.close()
+        answer = await answer_to(listener, b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
 
     assert answer.endswith(b"hello")
+
+
+async def test_client_that_says_nothing_is_cut_at_the_deadline() -> None:
+    async with serving(HELLO, header_timeout=0.05) as listener:
+        assert await answer_to(listener) == b""
+        assert listener.timed_out_connections == 1
 
 
 async def test_a_drain_lets_running_requests_end_and_takes_no_new_ones() -> None:
@@ -563,8 +479,7 @@ async def test_a_drain_lets_running_requests_end_and_takes_no_new_ones() -> None
 
 async def test_a_request_that_arrived_just_before_a_drain_is_answered() -> None:
     async with serving(HELLO) as listener:
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
+        reader, writer = await connect(listener, b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")
         await reader.readuntil(b"hello")
 
         writer.write(b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n")

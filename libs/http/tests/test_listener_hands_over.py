@@ -13,6 +13,8 @@ from aiohttp import web
 from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_http.listener import Listener
 
+from libs.http.tests.serving import make as plain
+
 REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
@@ -27,15 +29,7 @@ class Hello:
 
 
 def make(name: str = "one", **options: Any) -> Listener:
-    settings: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "reuse_port": True} | options
-    return Listener(
-        "public",
-        routes=[HttpRoute("GET", "/hello", Hello(name))],
-        body_limit=1000,
-        max_connections=100,
-        idle_timeout=30,
-        **settings,
-    )
+    return plain(HttpRoute("GET", "/hello", Hello(name)), reuse_port=True, **options)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import zlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -16,7 +16,9 @@ from dynamo_http import body_budget, packed
 from dynamo_http.auth import AdminToken
 from dynamo_http.listener import Listener
 
-WAIT = 10.0
+from libs.http.tests.serving import WAIT, answer_to
+from libs.http.tests.serving import serving as plain
+
 LIMIT = 1 << 20
 TOKEN = "the token of these tests"
 TEXT = b"what a client has to say " * 1000
@@ -44,17 +46,13 @@ async def early(_: web.Request) -> web.Response:
     return web.Response(text="early")
 
 
-@asynccontextmanager
-async def serving(**options: Any) -> AsyncIterator[Listener]:
+def serving(**options: Any) -> AbstractAsyncContextManager[Listener]:
     routes = [
         HttpRoute("POST", "/echo", echo),
         HttpRoute("POST", "/early", early),
         AdminToken(TOKEN).protect(HttpRoute("POST", "/guarded", echo)),
     ]
-    settings: dict[str, Any] = {"body_limit": LIMIT, "max_connections": 100, "idle_timeout": 30}
-    async with Listener("public", host="127.0.0.1", port=0, routes=routes, **(settings | options)) as listener:
-        await listener.start()
-        yield listener
+    return plain(*routes, **({"body_limit": LIMIT} | options))
 
 
 @pytest.fixture
@@ -69,13 +67,7 @@ async def post(listener: Listener, path: str, body: bytes, coding: str, *lines: 
     if chunked:
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     head = [f"POST {path} HTTP/1.1", "host: x", "connection: close", f"content-encoding: {coding}", framing, *lines]
-    reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-    try:
-        async with asyncio.timeout(WAIT):
-            writer.write("\r\n".join([*head, "", ""]).encode() + body)
-            return await reader.read()
-    finally:
-        writer.close()
+    return await answer_to(listener, "\r\n".join([*head, "", ""]).encode() + body)
 
 
 def status(answer: bytes) -> int:

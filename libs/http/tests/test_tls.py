@@ -6,8 +6,7 @@ import asyncio
 import shutil
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,9 @@ from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.errors import ConfigError
 from dynamo_http.listener import Listener
 from pydantic import ValidationError
+
+from libs.http.tests.serving import serving as plain
+from libs.http.tests.serving import until
 
 REQUEST = b"GET /hello HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
@@ -79,23 +81,9 @@ async def hello(request: web.Request) -> web.Response:
     return web.Response(text=f"hello over {request.scheme}")
 
 
-@asynccontextmanager
-async def serving(settings: ServerTls, **options: Any) -> AsyncIterator[Listener]:
-    async with Listener(
-        "public",
-        **{
-            "host": "127.0.0.1",
-            "port": 0,
-            "routes": [HttpRoute("GET", "/hello", hello)],
-            "body_limit": 1000,
-            "max_connections": 10,
-            "idle_timeout": 30,
-            "ssl": server_context(settings, "frontend.tls"),
-            **options,
-        },
-    ) as listener:
-        await listener.start()
-        yield listener
+def serving(settings: ServerTls, **options: Any) -> AbstractAsyncContextManager[Listener]:
+    ssl = server_context(settings, "frontend.tls")
+    return plain(HttpRoute("GET", "/hello", hello), **({"max_connections": 10, "ssl": ssl} | options))
 
 
 async def get(listener: Listener, context: ssl.SSLContext | None) -> bytes:
@@ -107,12 +95,6 @@ async def get(listener: Listener, context: ssl.SSLContext | None) -> bytes:
             return await reader.read()
         finally:
             writer.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
-            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize(("cert", "key"), [("server.pem", "server.key"), ("both.pem", None)])

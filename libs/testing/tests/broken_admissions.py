@@ -15,8 +15,12 @@ from dynamo_core import Admission, AdmissionServices, Permit, PluginConfig, Prep
 from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, ServiceOverloaded
 from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
 
+from libs.testing.tests.planted import Planted, needs_a_start, notes_its_start
+
 LIMIT = 2
+
 BUDGET = 8
+
 QUEUE_WAIT = 0.1
 
 
@@ -77,19 +81,17 @@ class Small(Admission):
         return self.place(self)
 
 
-class Broken(AdmissionKit):
+class Broken(Planted, AdmissionKit):
     """The kit over one admission."""
 
     LIMIT = LIMIT
-    admission: ClassVar[type[Small]] = Small
-    #: The checks that must fail, and no others may.
-    FAILS: ClassVar[frozenset[str]] = frozenset()
+    PART = Small
     #: The seconds that a check waits which must fail, and any other.
     PATIENCE = (1.0, 10.0)
 
     @pytest.fixture
     def make_admission(self) -> AdmissionFactory:
-        return lambda services: self.admission(PluginConfig(), services)
+        return lambda services: self.PART(PluginConfig(), services)
 
     def held(self, admission: Any) -> int:
         held: int = admission.out + len(admission.queue)
@@ -100,205 +102,173 @@ class TestWithoutAFault(Broken):
     pass
 
 
-class TestLetsEverybodyIn(Broken):
-    class admission(Small):  # noqa: N801 - the part that is exchanged, as the attribute is named
-        def full(self, pools: Sequence[Any]) -> bool:
-            return False
+TestLetsEverybodyIn = Broken.failing(
+    "test_a_request_is_refused_while_all_workers_are_busy",
+    "test_a_refusal_says_when_to_come_back",
+    "test_every_pool_that_is_needed_must_have_a_free_worker",
+    "test_it_lets_in_again_once_a_worker_is_free",
+    "test_the_deadline_of_who_asks_bounds_a_wait",
+    "test_a_refusal_leaves_nothing_behind",
+    "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
+    full=lambda real, self, pools: False,
+)
 
-    FAILS = frozenset(
-        {
-            "test_a_request_is_refused_while_all_workers_are_busy",
-            "test_a_refusal_says_when_to_come_back",
-            "test_every_pool_that_is_needed_must_have_a_free_worker",
-            "test_it_lets_in_again_once_a_worker_is_free",
-            "test_the_deadline_of_who_asks_bounds_a_wait",
-            "test_a_refusal_leaves_nothing_behind",
-            "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
-        }
+
+TestWantsAllWorkersFree = Broken.failing(
+    "test_one_free_worker_is_enough",
+    "test_it_lets_in_again_once_a_worker_is_free",
+    full=lambda real, self, pools: any(len(pool.eligible()) < len(pool.instances) for pool in pools),
+)
+
+
+TestLooksAtTheFirstPoolOnly = Broken.failing(
+    "test_every_pool_that_is_needed_must_have_a_free_worker", full=lambda real, self, pools: real(pools[:1])
+)
+
+
+TestTakesAnEmptyPoolForAFullOne = Broken.failing(
+    "test_a_pool_without_workers_is_not_an_overload",
+    full=lambda real, self, pools: any(not pool.eligible() for pool in pools),
+)
+
+
+def _remembers_the_load_of_another_model_is_busy(real: Any, self: Any, model: Any, ranks: Any) -> Any:
+    busy = real(model, ranks)
+    self.busy = self.busy + 1 if busy else 0
+    return busy
+
+
+TestRemembersTheLoadOfAnotherModel = Broken.failing(
+    "test_a_model_is_not_refused_for_the_load_of_another",
+    busy=0,
+    is_busy=_remembers_the_load_of_another_model_is_busy,
+    full=lambda real, self, pools: real(pools) or self.busy > 1,
+)
+
+
+def _takes_what_is_at_the_threshold_for_more(real: Any, self: Any, model: Any, ranks: Any) -> Any:
+    own = self.services.thresholds.of(model)
+    share = own.active_decode_blocks_threshold
+    return real(model, ranks) or (
+        share is not None and all(rank.active_decode_blocks >= share * (rank.kv_total_blocks or 1) for rank in ranks)
     )
 
 
-class TestWantsAllWorkersFree(Broken):
-    class admission(Small):  # noqa: N801
-        def full(self, pools: Sequence[Any]) -> bool:
-            return any(len(pool.eligible()) < len(pool.instances) for pool in pools)
-
-    FAILS = frozenset({"test_one_free_worker_is_enough", "test_it_lets_in_again_once_a_worker_is_free"})
+TestTakesWhatIsAtTheThresholdForMore = Broken.failing(
+    "test_a_load_at_the_threshold_is_not_over_it", is_busy=_takes_what_is_at_the_threshold_for_more
+)
 
 
-class TestLooksAtTheFirstPoolOnly(Broken):
-    class admission(Small):  # noqa: N801
-        def full(self, pools: Sequence[Any]) -> bool:
-            return super().full(pools[:1])
-
-    FAILS = frozenset({"test_every_pool_that_is_needed_must_have_a_free_worker"})
+def _stays_closed_once_it_was(real: Any, self: Any, pools: Any) -> Any:
+    self.closed = self.closed or (len(pools) == 1 and real(pools))
+    return self.closed or real(pools)
 
 
-class TestTakesAnEmptyPoolForAFullOne(Broken):
-    class admission(Small):  # noqa: N801
-        def full(self, pools: Sequence[Any]) -> bool:
-            return any(not pool.eligible() for pool in pools)
-
-    FAILS = frozenset({"test_a_pool_without_workers_is_not_an_overload"})
-
-
-class TestRemembersTheLoadOfAnotherModel(Broken):
-    class admission(Small):  # noqa: N801
-        busy = 0
-
-        def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
-            busy = super().is_busy(model, ranks)
-            self.busy = self.busy + 1 if busy else 0
-            return busy
-
-        def full(self, pools: Sequence[Any]) -> bool:
-            return super().full(pools) or self.busy > 1
-
-    FAILS = frozenset({"test_a_model_is_not_refused_for_the_load_of_another"})
+TestStaysClosedOnceItWas = Broken.failing(
+    "test_it_lets_in_again_once_a_worker_is_free",
+    "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
+    closed=False,
+    full=_stays_closed_once_it_was,
+)
 
 
-class TestTakesWhatIsAtTheThresholdForMore(Broken):
-    class admission(Small):  # noqa: N801
-        def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
-            own = self.services.thresholds.of(model)
-            share = own.active_decode_blocks_threshold
-            return super().is_busy(model, ranks) or (
-                share is not None
-                and all(rank.active_decode_blocks >= share * (rank.kv_total_blocks or 1) for rank in ranks)
-            )
-
-    FAILS = frozenset({"test_a_load_at_the_threshold_is_not_over_it"})
-
-
-class TestStaysClosedOnceItWas(Broken):
-    class admission(Small):  # noqa: N801
-        closed = False
-
-        def full(self, pools: Sequence[Any]) -> bool:
-            self.closed = self.closed or (len(pools) == 1 and super().full(pools))
-            return self.closed or super().full(pools)
-
-    FAILS = frozenset(
-        {
-            "test_it_lets_in_again_once_a_worker_is_free",
-            "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
-        }
-    )
+TestNeverLetsAnybodyIn = Broken.failing(
+    "test_a_request_is_let_in_while_workers_are_free",
+    "test_one_free_worker_is_enough",
+    "test_every_pool_that_is_needed_must_have_a_free_worker",
+    "test_a_pool_without_workers_is_not_an_overload",
+    "test_a_model_is_not_refused_for_the_load_of_another",
+    "test_it_lets_in_again_once_a_worker_is_free",
+    "test_a_load_at_the_threshold_is_not_over_it",
+    "test_a_released_permit_leaves_nothing_behind",
+    "test_permits_are_released_in_any_order",
+    "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
+    "test_a_place_is_free_again_for_exactly_one_once_it_is_released",
+    full=lambda real, self, pools: True,
+)
 
 
-class TestNeverLetsAnybodyIn(Broken):
-    class admission(Small):  # noqa: N801
-        def full(self, pools: Sequence[Any]) -> bool:
-            return True
-
-    FAILS = frozenset(
-        {
-            "test_a_request_is_let_in_while_workers_are_free",
-            "test_one_free_worker_is_enough",
-            "test_every_pool_that_is_needed_must_have_a_free_worker",
-            "test_a_pool_without_workers_is_not_an_overload",
-            "test_a_model_is_not_refused_for_the_load_of_another",
-            "test_it_lets_in_again_once_a_worker_is_free",
-            "test_a_load_at_the_threshold_is_not_over_it",
-            "test_a_released_permit_leaves_nothing_behind",
-            "test_permits_are_released_in_any_order",
-            "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
-            "test_a_place_is_free_again_for_exactly_one_once_it_is_released",
-        }
-    )
+TestDoesNotSayWhenToComeBack = Broken.failing(
+    "test_a_refusal_says_when_to_come_back", retry_after=lambda real, self, model: 0.0
+)
 
 
-class TestDoesNotSayWhenToComeBack(Broken):
-    class admission(Small):  # noqa: N801
-        def retry_after(self, model: str) -> float:
-            return 0.0
-
-    FAILS = frozenset({"test_a_refusal_says_when_to_come_back"})
+async def _waits_forever(real: Any, self: Any, request: Any, principal: Any, pools: Any) -> Any:
+    while self.full(pools):  # noqa: ASYNC110 - without an end, as is the point
+        await asyncio.sleep(0.01)
+    return await real(request, principal, pools)
 
 
-class TestWaitsForever(Broken):
-    class admission(Small):  # noqa: N801
-        async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[Any]) -> Permit:
-            while self.full(pools):  # noqa: ASYNC110 - without an end, as is the point
-                await asyncio.sleep(0.01)
-            return await super().admit(request, principal, pools)
-
-    FAILS = frozenset(
-        {
-            "test_a_request_is_refused_while_all_workers_are_busy",
-            "test_a_refusal_says_when_to_come_back",
-            "test_every_pool_that_is_needed_must_have_a_free_worker",
-            "test_it_lets_in_again_once_a_worker_is_free",
-            "test_the_deadline_of_who_asks_bounds_a_wait",
-            "test_a_refusal_leaves_nothing_behind",
-        }
-    )
+TestWaitsForever = Broken.failing(
+    "test_a_request_is_refused_while_all_workers_are_busy",
+    "test_a_refusal_says_when_to_come_back",
+    "test_every_pool_that_is_needed_must_have_a_free_worker",
+    "test_it_lets_in_again_once_a_worker_is_free",
+    "test_the_deadline_of_who_asks_bounds_a_wait",
+    "test_a_refusal_leaves_nothing_behind",
+    admit=_waits_forever,
+)
 
 
-class TestIgnoresTheDeadlineOfWhoAsks(Broken):
-    class admission(Small):  # noqa: N801
-        async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[Any]) -> Permit:
-            if principal.deadline is not None:
-                await asyncio.sleep(0.6)
-            return await super().admit(request, Principal(), pools)
-
-    FAILS = frozenset({"test_the_deadline_of_who_asks_bounds_a_wait"})
+async def _ignores_the_deadline_of_who_asks(real: Any, self: Any, request: Any, principal: Any, pools: Any) -> Any:
+    if principal.deadline is not None:
+        await asyncio.sleep(0.6)
+    return await real(request, Principal(), pools)
 
 
-class TestCannotBeClosedWithoutAStart(Broken):
-    class admission(Small):  # noqa: N801
-        started = False
-
-        async def start(self) -> None:
-            self.started = True
-
-        async def aclose(self) -> None:
-            if not self.started:
-                raise RuntimeError("not started")
-
-    FAILS = frozenset({"test_it_can_be_closed_twice_and_without_a_start"})
+TestIgnoresTheDeadlineOfWhoAsks = Broken.failing(
+    "test_the_deadline_of_who_asks_bounds_a_wait", admit=_ignores_the_deadline_of_who_asks
+)
 
 
-class TestCountsWhoIsRefused(Broken):
-    class admission(Small):  # noqa: N801
-        async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[Any]) -> Permit:
-            try:
-                return await super().admit(request, principal, pools)
-            except ServiceOverloaded:
-                self.out += 1
-                raise
-
-    FAILS = frozenset(
-        {"test_a_refusal_leaves_nothing_behind", "test_every_pool_that_is_needed_must_have_a_free_worker"}
-    )
+TestCannotBeClosedWithoutAStart = Broken.failing(
+    "test_it_can_be_closed_twice_and_without_a_start",
+    start=notes_its_start,
+    aclose=needs_a_start,
+)
 
 
-class TestCountsWhoLooks(Broken):
-    class admission(Small):  # noqa: N801
-        looks = 0
-
-        def precheck(self, model: str, principal: Principal, pools: Sequence[Any]) -> None:
-            self.looks += 1
-            # Only who looks and does not come is forgotten.
-            self.out += self.looks == 5
-
-        async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[Any]) -> Permit:
-            self.looks -= 1
-            return await super().admit(request, principal, pools)
-
-    FAILS = frozenset({"test_a_look_before_holds_nothing"})
+async def _counts_who_is_refused(real: Any, self: Any, request: Any, principal: Any, pools: Any) -> Any:
+    try:
+        return await real(request, principal, pools)
+    except ServiceOverloaded:
+        self.out += 1
+        raise
 
 
-class TestKeepsThePlaceOfWhoGaveUp(Broken):
-    class admission(Small):  # noqa: N801
-        async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[Any]) -> Permit:
-            try:
-                return await super().admit(request, principal, pools)
-            except asyncio.CancelledError:
-                self.queue.append(asyncio.get_running_loop().create_future())
-                raise
+TestCountsWhoIsRefused = Broken.failing(
+    "test_a_refusal_leaves_nothing_behind",
+    "test_every_pool_that_is_needed_must_have_a_free_worker",
+    admit=_counts_who_is_refused,
+)
 
-    FAILS = frozenset({"test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind"})
+
+def _counts_who_looks_precheck(real: Any, self: Any, model: Any, principal: Any, pools: Any) -> Any:
+    self.looks += 1
+    self.out += self.looks == 5
+
+
+async def _counts_who_looks_admit(real: Any, self: Any, request: Any, principal: Any, pools: Any) -> Any:
+    self.looks -= 1
+    return await real(request, principal, pools)
+
+
+TestCountsWhoLooks = Broken.failing(
+    "test_a_look_before_holds_nothing", looks=0, precheck=_counts_who_looks_precheck, admit=_counts_who_looks_admit
+)
+
+
+async def _keeps_the_place_of_who_gave_up(real: Any, self: Any, request: Any, principal: Any, pools: Any) -> Any:
+    try:
+        return await real(request, principal, pools)
+    except asyncio.CancelledError:
+        self.queue.append(asyncio.get_running_loop().create_future())
+        raise
+
+
+TestKeepsThePlaceOfWhoGaveUp = Broken.failing(
+    "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind", admit=_keeps_the_place_of_who_gave_up
+)
 
 
 class Forgetful(Place):
@@ -312,11 +282,7 @@ class Forgetful(Place):
         self.admission.last = self.admission.out > 0
 
 
-class TestForgetsPermitsThatAreReleasedLast(Broken):
-    class admission(Small):  # noqa: N801
-        place = Forgetful
-
-    FAILS = frozenset({"test_permits_are_released_in_any_order"})
+TestForgetsPermitsThatAreReleasedLast = Broken.failing("test_permits_are_released_in_any_order", place=Forgetful)
 
 
 class ByTokens(Place):
@@ -329,25 +295,20 @@ class ByTokens(Place):
             super().release(output_tokens)
 
 
-class TestDoesNotCountReleasesWithTokens(Broken):
-    class admission(Small):  # noqa: N801
-        place = ByTokens
-
-    FAILS = frozenset({"test_a_released_permit_leaves_nothing_behind"})
+TestDoesNotCountReleasesWithTokens = Broken.failing("test_a_released_permit_leaves_nothing_behind", place=ByTokens)
 
 
-class TestLetsInTwoForOneThatLeaves(Broken):
-    class admission(Small):  # noqa: N801
-        bonus = 0
+def _lets_in_two_for_one_that_leaves(real: Any, self: Any) -> Any:
+    for ticket in self.queue:
+        if not ticket.done():
+            ticket.set_result(None)
+    self.bonus += 1 if len(self.queue) > 1 else 0
+    self.out -= 1 if len(self.queue) > 1 else 0
 
-        def pass_on(self) -> None:
-            for ticket in self.queue:
-                if not ticket.done():
-                    ticket.set_result(None)
-            self.bonus += 1 if len(self.queue) > 1 else 0
-            self.out -= 1 if len(self.queue) > 1 else 0
 
-    FAILS = frozenset({"test_a_place_is_free_again_for_exactly_one_once_it_is_released"})
+TestLetsInTwoForOneThatLeaves = Broken.failing(
+    "test_a_place_is_free_again_for_exactly_one_once_it_is_released", bonus=0, pass_on=_lets_in_two_for_one_that_leaves
+)
 
 
 # Limits of clients.
@@ -382,78 +343,74 @@ class BrokenLimit(Broken):
     """The kit over one that has limits."""
 
     BUDGET = BUDGET
-    admission = Metered
+    PART = Metered
 
 
 class TestALimitWithoutAFault(BrokenLimit):
     pass
 
 
-class TestALimitThatComesBackWithoutAFault(BrokenLimit):
-    class admission(Metered):  # noqa: N801
-        def over(self) -> DynamoError:
-            return RateLimited("eight requests a minute", retry_after=60.0)
+TestALimitThatComesBackWithoutAFault = BrokenLimit.failing(
+    over=lambda real, self: RateLimited("eight requests a minute", retry_after=60.0)
+)
 
 
-class TestSaysThatWorkersAreBusyForALimit(BrokenLimit):
-    class admission(Metered):  # noqa: N801
-        def over(self) -> DynamoError:
-            return ServiceOverloaded(retry_after=7.0)
-
-    FAILS = frozenset({"test_a_client_over_its_limit_is_told_so"})
+TestSaysThatWorkersAreBusyForALimit = BrokenLimit.failing(
+    "test_a_client_over_its_limit_is_told_so", over=lambda real, self: ServiceOverloaded(retry_after=7.0)
+)
 
 
-class TestSaysNothingOfTheLimit(BrokenLimit):
-    class admission(Metered):  # noqa: N801
-        def over(self) -> DynamoError:
-            return QuotaExceeded(" ")
-
-    FAILS = frozenset({"test_a_client_over_its_limit_is_told_so"})
+TestSaysNothingOfTheLimit = BrokenLimit.failing(
+    "test_a_client_over_its_limit_is_told_so", over=lambda real, self: QuotaExceeded(" ")
+)
 
 
-class TestDoesNotSayWhenTheLimitIsWholeAgain(BrokenLimit):
-    class admission(Metered):  # noqa: N801
-        def over(self) -> DynamoError:
-            return RateLimited("eight requests a minute", retry_after=0.0)
-
-    FAILS = frozenset({"test_a_client_over_its_limit_is_told_so"})
+TestDoesNotSayWhenTheLimitIsWholeAgain = BrokenLimit.failing(
+    "test_a_client_over_its_limit_is_told_so",
+    over=lambda real, self: RateLimited("eight requests a minute", retry_after=0.0),
+)
 
 
-class TestCountsWhatItRefusesForALimit(BrokenLimit):
-    class admission(Metered):  # noqa: N801
-        def over(self) -> DynamoError:
-            self.out += 1
-            return super().over()
-
-    FAILS = frozenset({"test_a_refusal_for_a_limit_leaves_nothing_behind"})
+def _counts_what_it_refuses_for_a_limit(real: Any, self: Any) -> Any:
+    self.out += 1
+    return real()
 
 
-class TestHasNoLimitThoughItSaysSo(BrokenLimit):
-    class admission(Metered):  # noqa: N801
-        async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[Any]) -> Permit:
-            self.spent = 0
-            return await super().admit(request, principal, pools)
-
-    FAILS = frozenset({"test_a_client_over_its_limit_is_told_so", "test_a_refusal_for_a_limit_leaves_nothing_behind"})
+TestCountsWhatItRefusesForALimit = BrokenLimit.failing(
+    "test_a_refusal_for_a_limit_leaves_nothing_behind", over=_counts_what_it_refuses_for_a_limit
+)
 
 
-class TestRefusesByLoadThoughItSaysNot(BrokenLimit):
-    class admission(Metered):  # noqa: N801
-        ARMS_THRESHOLDS = True
-
-        def full(self, pools: Sequence[Any]) -> bool:
-            return Small.full(self, pools)
-
-    FAILS = frozenset({"test_one_that_does_not_refuse_by_load_lets_in_while_all_workers_are_busy"})
+async def _has_no_limit_though_it_says_so(real: Any, self: Any, request: Any, principal: Any, pools: Any) -> Any:
+    self.spent = 0
+    return await real(request, principal, pools)
 
 
-class TestKeepsThePlaceOfOneThatGaveUpAtItsLimit(BrokenLimit):
-    class admission(Metered):  # noqa: N801
-        async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[Any]) -> Permit:
-            try:
-                return await super().admit(request, principal, pools)
-            except asyncio.CancelledError:
-                self.queue.append(asyncio.get_running_loop().create_future())
-                raise
+TestHasNoLimitThoughItSaysSo = BrokenLimit.failing(
+    "test_a_client_over_its_limit_is_told_so",
+    "test_a_refusal_for_a_limit_leaves_nothing_behind",
+    admit=_has_no_limit_though_it_says_so,
+)
 
-    FAILS = frozenset({"test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind"})
+
+TestRefusesByLoadThoughItSaysNot = BrokenLimit.failing(
+    "test_one_that_does_not_refuse_by_load_lets_in_while_all_workers_are_busy",
+    ARMS_THRESHOLDS=True,
+    full=lambda real, self, pools: Small.full(self, pools),
+)
+
+
+async def _keeps_the_place_of_one_that_gave_up_at_its_limit(
+    real: Any, self: Any, request: Any, principal: Any, pools: Any
+) -> Any:
+    try:
+        return await real(request, principal, pools)
+    except asyncio.CancelledError:
+        self.queue.append(asyncio.get_running_loop().create_future())
+        raise
+
+
+TestKeepsThePlaceOfOneThatGaveUpAtItsLimit = BrokenLimit.failing(
+    "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
+    admit=_keeps_the_place_of_one_that_gave_up_at_its_limit,
+)

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from aiohttp import web
@@ -22,6 +22,8 @@ from dynamo_core import (
     RequestReceived,
 )
 from dynamo_testing.extension_kit import ExtensionFactory, ExtensionKit
+
+from libs.testing.tests.planted import Planted, adding, closes_once, first, leave_running, then
 
 log = logging.getLogger(__name__)
 
@@ -89,195 +91,128 @@ class Sound(Extension):
         """Here a database would be written."""
 
 
-class _Kit(ExtensionKit):
-    FAILS: ClassVar[tuple[str, ...]] = ()
+class _Kit(Planted, ExtensionKit):
     WAIT = 3.0
     UNGUARDED: ClassVar[Sequence[str]] = ("GET /ledger-login",)
-    EXTENSION: ClassVar[type[Sound]] = Sound
+    PART = Sound
 
     @pytest.fixture
     def make_extension(self) -> ExtensionFactory:
-        return lambda services: self.EXTENSION(Settings(), services)
+        return lambda services: self.PART(Settings(), services)
 
 
 class TestSound(_Kit):
     pass
 
 
-class TestOfFrontendsBesideWorkers(_Kit):
-    FAILS = ("test_it_starts_in_each_of_its_roles",)
-
-    class EXTENSION(Sound):
-        async def start(self) -> None:
-            if self.services.role == "worker":
-                self.services.requests.subscribe()
-            await super().start()
+TestOfFrontendsBesideWorkers = _Kit.failing(
+    "test_it_starts_in_each_of_its_roles",
+    start=first(lambda self: self.services.requests.subscribe() if self.services.role == "worker" else None),
+)
 
 
-class TestFailsSoonBesideWorkers(_Kit):
-    FAILS = ("test_it_starts_in_each_of_its_roles",)
-
-    class EXTENSION(Sound):
-        async def start(self) -> None:
-            await super().start()
-            if self.services.role == "worker":
-                self.spawn(self.fail(), name="fail")
-
-        async def fail(self) -> None:
-            raise OSError("there is no disk")
+async def fail(self: Any) -> None:
+    raise OSError("there is no disk")
 
 
-class TestClosesOnceOnly(_Kit):
-    FAILS = ("test_it_can_be_closed_twice_and_without_a_start", "test_it_closes_while_events_come")
-
-    class EXTENSION(Sound):
-        closed = False
-
-        async def aclose(self) -> None:
-            await super().aclose()
-            assert not self.closed
-            self.closed = True
+TestFailsSoonBesideWorkers = _Kit.failing(
+    "test_it_starts_in_each_of_its_roles",
+    start=then(lambda self: self.spawn(fail(self), name="fail") and None if self.services.role == "worker" else None),
+)
+TestClosesOnceOnly = _Kit.failing(
+    "test_it_can_be_closed_twice_and_without_a_start", "test_it_closes_while_events_come", aclose=closes_once
+)
 
 
-class TestClosesOnlyWhatHasStarted(_Kit):
-    FAILS = ("test_it_can_be_closed_twice_and_without_a_start", "test_it_starts_in_each_of_its_roles")
-
-    class EXTENSION(Sound):
-        async def aclose(self) -> None:
-            await super().aclose()
-            assert hasattr(self, "events") or self.services.role == "worker"
+async def close_what_has_started(real: Any, self: Any) -> None:
+    await real()
+    assert hasattr(self, "events") or self.services.role == "worker"
 
 
-class TestWaitsForTheLastEvent(_Kit):
-    FAILS = ("test_it_closes_while_events_come",)
-
-    class EXTENSION(Sound):
-        async def aclose(self) -> None:
-            if self.services.role == "frontend" and hasattr(self, "events"):
-                await asyncio.sleep(0.05)
-                while await self.quiet():
-                    pass
-            await super().aclose()
-
-        async def quiet(self) -> bool:
-            before, self.seen = self.seen, 0
-            await asyncio.sleep(0.05)
-            return bool(before or self.seen)
-
-        seen = 0
-
-        def note(self, event: RequestEvent) -> None:
-            super().note(event)
-            self.seen += 1
+TestClosesOnlyWhatHasStarted = _Kit.failing(
+    "test_it_can_be_closed_twice_and_without_a_start",
+    "test_it_starts_in_each_of_its_roles",
+    aclose=close_what_has_started,
+)
 
 
-class TestRunsOn(_Kit):
-    FAILS = ("test_no_task_and_no_thread_is_left_behind",)
-
-    class EXTENSION(Sound):
-        async def start(self) -> None:
-            await super().start()
-            self.task = asyncio.ensure_future(asyncio.sleep(60))
+async def wait_for_the_last_event(self: Any) -> None:
+    before = -1
+    while self.services.role == "frontend" and hasattr(self, "events") and before != self.seen:
+        before = self.seen
+        await asyncio.sleep(0.05)
 
 
-class TestLeavesAThread(_Kit):
-    FAILS = ("test_no_task_and_no_thread_is_left_behind",)
-
-    class EXTENSION(Sound):
-        async def start(self) -> None:
-            await super().start()
-            threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-
-
-class TestOnePathTwice(_Kit):
-    FAILS = ("test_its_routes_are_sound_and_each_is_there_once",)
-
-    class EXTENSION(Sound):
-        def routes(self) -> Iterable[HttpRoute]:
-            login = next(route for route in super().routes() if not route.guarded)
-            again = HttpRoute("GET", "/ledger-login", self.show, "Twice.", ListenerName.ADMIN, guarded=False)
-            return [login, again]
-
-
-class TestUnnamedRoute(_Kit):
-    FAILS = ("test_its_routes_are_sound_and_each_is_there_once",)
-
-    class EXTENSION(Sound):
-        def routes(self) -> Iterable[HttpRoute]:
-            return [*super().routes(), HttpRoute("GET", "/unnamed", self.show)]
-
-
-class TestOpenToAll(_Kit):
-    FAILS = ("test_routes_without_a_guard_are_meant_to_have_none",)
-
-    class EXTENSION(Sound):
-        def routes(self) -> Iterable[HttpRoute]:
-            return [*super().routes(), HttpRoute("GET", "/open", self.show, "All of it.", guarded=False)]
+TestWaitsForTheLastEvent = _Kit.failing(
+    "test_it_closes_while_events_come", aclose=first(wait_for_the_last_event), seen=0, note=adding("seen")
+)
+TestRunsOn = _Kit.failing(
+    "test_no_task_and_no_thread_is_left_behind",
+    start=then(leave_running),
+)
+TestLeavesAThread = _Kit.failing(
+    "test_no_task_and_no_thread_is_left_behind",
+    start=then(lambda self: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()),
+)
+TestOnePathTwice = _Kit.failing(
+    "test_its_routes_are_sound_and_each_is_there_once",
+    routes=lambda real, self: [
+        *(route for route in real() if not route.guarded),
+        HttpRoute("GET", "/ledger-login", self.show, "Twice.", ListenerName.ADMIN, guarded=False),
+    ],
+)
+TestUnnamedRoute = _Kit.failing(
+    "test_its_routes_are_sound_and_each_is_there_once",
+    routes=lambda real, self: [*real(), HttpRoute("GET", "/unnamed", self.show)],
+)
+TestOpenToAll = _Kit.failing(
+    "test_routes_without_a_guard_are_meant_to_have_none",
+    routes=lambda real, self: [*real(), HttpRoute("GET", "/open", self.show, "All of it.", guarded=False)],
+)
 
 
-class TestTripsOverBodies(_Kit):
-    FAILS = ("test_each_route_answers_whatever_it_is_asked",)
-
-    class EXTENSION(Sound):
-        async def add(self, http: web.Request) -> web.StreamResponse:
-            return web.json_response((await http.json())["model"])
+async def trip(real: Any, self: Any, http: web.Request) -> web.StreamResponse:
+    return web.json_response((await http.json())["model"])
 
 
-class TestNeverAnswers(_Kit):
-    FAILS = ("test_each_route_answers_whatever_it_is_asked",)
-
-    class EXTENSION(Sound):
-        async def show(self, http: web.Request) -> web.StreamResponse:
-            await asyncio.Event().wait()
-            return await super().show(http)
+TestTripsOverBodies = _Kit.failing("test_each_route_answers_whatever_it_is_asked", add=trip)
+TestNeverAnswers = _Kit.failing(
+    "test_each_route_answers_whatever_it_is_asked", show=first(lambda self, http: asyncio.Event().wait())
+)
 
 
-class TestReadsOnce(_Kit):
-    FAILS = ("test_events_are_read_as_they_come",)
-
-    class EXTENSION(Sound):
-        async def read(self) -> None:
-            await self.events.batch()
-            await asyncio.Event().wait()
+async def read_once(real: Any, self: Any) -> None:
+    await self.events.batch()
+    await asyncio.Event().wait()
 
 
-class TestBlocksTheLoop(_Kit):
-    FAILS = ("test_the_event_loop_goes_on_while_events_come",)
-
-    class EXTENSION(Sound):
-        blocked = False
-
-        def note(self, event: RequestEvent) -> None:
-            super().note(event)
-            if not self.blocked:
-                self.blocked = True
-                time.sleep(1.2)
+TestReadsOnce = _Kit.failing("test_events_are_read_as_they_come", read=read_once)
 
 
-class TestKnowsEveryRequest(_Kit):
-    FAILS = ("test_it_survives_events_of_all_kinds",)
-
-    class EXTENSION(Sound):
-        def note(self, event: RequestEvent) -> None:
-            super().note(event)
-            if isinstance(event, RequestReceived):
-                self.tokens[event.request_id] = 0
-            else:
-                self.tokens[event.request_id] += 1
+def block_once(real: Any, self: Any, event: RequestEvent) -> None:
+    real(event)
+    if not hasattr(self, "blocked"):
+        self.blocked = True
+        time.sleep(1.2)
 
 
-class TestLogsItsAddress(_Kit):
-    FAILS = ("test_a_secret_setting_is_never_shown",)
-
-    class EXTENSION(Sound):
-        async def start(self) -> None:
-            await super().start()
-            log.info("the ledger is at %s", self.config.url)
+TestBlocksTheLoop = _Kit.failing("test_the_event_loop_goes_on_while_events_come", note=block_once)
 
 
-class TestShowsItsSettings(_Kit):
-    FAILS = ("test_a_secret_setting_is_never_shown",)
+def know_every_request(real: Any, self: Any, event: RequestEvent) -> None:
+    real(event)
+    self.tokens[event.request_id] = 0 if isinstance(event, RequestReceived) else self.tokens[event.request_id] + 1
 
-    class EXTENSION(Sound):
-        async def show(self, http: web.Request) -> web.StreamResponse:
-            return web.json_response(self.config.model_dump())
+
+TestKnowsEveryRequest = _Kit.failing("test_it_survives_events_of_all_kinds", note=know_every_request)
+TestLogsItsAddress = _Kit.failing(
+    "test_a_secret_setting_is_never_shown",
+    start=then(lambda self: log.info("the ledger is at %s", self.config.url)),
+)
+
+
+async def show_settings(real: Any, self: Any, http: web.Request) -> web.StreamResponse:
+    return web.json_response(self.config.model_dump())
+
+
+TestShowsItsSettings = _Kit.failing("test_a_secret_setting_is_never_shown", show=show_settings)

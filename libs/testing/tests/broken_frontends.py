@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +13,6 @@ from dynamo_core import (
     DynamoError,
     EngineContext,
     Frontend,
-    FrontendServices,
     HttpFault,
     HttpRoute,
     InflightRequest,
@@ -29,6 +28,8 @@ from dynamo_core.protocol import Unreadable, read
 from dynamo_http import principal_of
 from dynamo_testing.frontend_kit import Asked, FrontendFactory, FrontendKit
 from dynamo_text import ByteTokenizer, load_tokenizer
+
+from libs.testing.tests.planted import Planted, leave_running, mutant, then
 
 
 class Ask(msgspec.Struct):
@@ -110,17 +111,13 @@ class Sound(Frontend):
         return response
 
 
-class _Kit(FrontendKit):
-    FAILS: ClassVar[tuple[str, ...]] = ()
+class _Kit(Planted, FrontendKit):
+    PART = Sound
     PATIENCE = (0.5, 10.0)
-    FRONTEND: ClassVar[type[Sound]] = Sound
 
     @pytest.fixture
     def make_frontend(self) -> FrontendFactory:
-        def made(services: FrontendServices) -> Frontend:
-            return self.FRONTEND(PluginConfig(), services)
-
-        return made
+        return lambda services: self.PART(PluginConfig(), services)
 
     def ask(self, model: str, prompt: str) -> Asked:
         return Asked("POST", "/generate", {"model": model, "prompt": prompt})
@@ -133,170 +130,131 @@ class TestSound(_Kit):
     pass
 
 
-class TestUnnamedRoute(_Kit):
-    FAILS = ("test_its_routes_are_sound_and_each_is_there_once",)
-
-    class FRONTEND(Sound):
-        def routes(self) -> Iterable[HttpRoute]:
-            return [HttpRoute("POST", "/generate", self.generate)]
+TestUnnamedRoute = _Kit.failing(
+    "test_its_routes_are_sound_and_each_is_there_once",
+    routes=lambda real, self: [HttpRoute("POST", "/generate", self.generate)],
+)
 
 
-class TestRunsOn(_Kit):
-    FAILS = ("test_it_can_be_closed_twice_and_without_a_start",)
-
-    class FRONTEND(Sound):
-        async def start(self) -> None:
-            self.task = asyncio.ensure_future(asyncio.sleep(60))
+TestRunsOn = _Kit.failing(
+    "test_it_can_be_closed_twice_and_without_a_start",
+    start=then(leave_running),
+)
 
 
-class _Shifted(ByteTokenizer):
-    """Each byte is the token after its own."""
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [(token + 1) % 256 for token in super().encode(text, add_special_tokens=add_special_tokens)]
-
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return super().decode([(token - 1) % 256 for token in token_ids], skip_special_tokens=skip_special_tokens)
+#: Each byte is the token after its own.
+Shifted = mutant(
+    ByteTokenizer,
+    encode=lambda real, self, text, **named: [(token + 1) % 256 for token in real(text, **named)],
+    decode=lambda real, self, tokens, **named: real([(token - 1) % 256 for token in tokens], **named),
+)
 
 
-class TestOtherTokens(_Kit):
-    FAILS = ("test_bytes_are_the_tokens_of_a_model_without_files",)
-
-    class FRONTEND(Sound):
-        def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
-            return _Shifted() if kind == "bytes" else super().load_tokenizer(kind, files)
+TestOtherTokens = _Kit.failing(
+    "test_bytes_are_the_tokens_of_a_model_without_files",
+    load_tokenizer=lambda real, self, kind, files: Shifted() if kind == "bytes" else real(kind, files),
+)
 
 
-class TestTakesAnyTokenizer(_Kit):
-    FAILS = ("test_a_tokenizer_that_cannot_be_made_is_told_as_such",)
-
-    class FRONTEND(Sound):
-        def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
-            return ByteTokenizer()
+TestTakesAnyTokenizer = _Kit.failing(
+    "test_a_tokenizer_that_cannot_be_made_is_told_as_such",
+    load_tokenizer=lambda real, self, kind, files: ByteTokenizer(),
+)
 
 
-class TestOtherPrompt(_Kit):
-    FAILS = ("test_a_prompt_reaches_its_model_and_the_answer_its_client",)
-
-    class FRONTEND(Sound):
-        def prompt(self, ask: Ask) -> str:
-            return ask.prompt[::-1]
+TestOtherPrompt = _Kit.failing(
+    "test_a_prompt_reaches_its_model_and_the_answer_its_client", prompt=lambda real, self, ask: ask.prompt[::-1]
+)
 
 
-class TestNeverSucceeds(_Kit):
-    FAILS = ("test_an_answered_request_is_recorded_once_and_its_stream_closed",)
-
-    class FRONTEND(Sound):
-        async def whole(self, stream: TokenStream, inflight: InflightRequest) -> web.StreamResponse:
-            return web.Response(body=b"".join([bytes(item.token_ids) async for item in stream]))
+async def _never_succeeds(real: Any, self: Any, stream: Any, inflight: Any) -> Any:
+    return web.Response(body=b"".join([bytes(item.token_ids) async for item in stream]))
 
 
-class TestMixesRequests(_Kit):
-    FAILS = ("test_requests_side_by_side_do_not_mix",)
-
-    class FRONTEND(Sound):
-        last: Any = None
-
-        async def answer(
-            self, http: web.Request, model: ServedModel, ask: Ask, inflight: InflightRequest
-        ) -> web.StreamResponse:
-            self.last = model
-            await asyncio.sleep(0.05)
-            return await super().answer(http, self.last, ask, inflight)
+TestNeverSucceeds = _Kit.failing(
+    "test_an_answered_request_is_recorded_once_and_its_stream_closed", whole=_never_succeeds
+)
 
 
-class TestOneStatusForAll(_Kit):
-    FAILS = ("test_an_error_has_the_status_that_the_table_of_core_gives",)
-
-    class FRONTEND(Sound):
-        def failed(self, error: DynamoError, inflight: InflightRequest) -> web.StreamResponse:
-            inflight.fail("internal", 500)
-            return web.Response(status=500)
+async def _mixes_requests(real: Any, self: Any, http: Any, model: Any, ask: Any, inflight: Any) -> Any:
+    self.last = model
+    await asyncio.sleep(0.05)
+    return await real(http, self.last, ask, inflight)
 
 
-class TestHalfAnAnswer(_Kit):
-    FAILS = ("test_a_failure_in_mid_answer_is_no_answer",)
-
-    class FRONTEND(Sound):
-        async def whole(self, stream: TokenStream, inflight: InflightRequest) -> web.StreamResponse:
-            text = b""
-            try:
-                async for item in stream:
-                    inflight.output(len(item.token_ids))
-                    text += bytes(item.token_ids)
-            except DynamoError:
-                text += b"..."
-            inflight.succeed("stop")
-            return web.Response(body=text)
+TestMixesRequests = _Kit.failing("test_requests_side_by_side_do_not_mix", last=None, answer=_mixes_requests)
 
 
-class TestOtherStatusForModels(_Kit):
-    FAILS = ("test_a_model_that_is_not_there_is_not_found",)
-
-    class FRONTEND(Sound):
-        def model(self, name: str, principal: Principal) -> ServedModel:
-            if name not in {model.name for model in self.services.models.list()}:
-                raise HttpFault(400, "there is no such model")
-            return super().model(name, principal)
+TestOneStatusForAll = _Kit.failing(
+    "test_an_error_has_the_status_that_the_table_of_core_gives",
+    failed=lambda real, self, error, inflight: (inflight.fail("internal", 500), web.Response(status=500))[1],
+)
 
 
-class TestAnyKeyForAnyModel(_Kit):
-    FAILS = ("test_a_model_that_the_key_does_not_cover_does_not_exist",)
-
-    class FRONTEND(Sound):
-        def model(self, name: str, principal: Principal) -> ServedModel:
-            return self.services.models.get(name)
-
-
-class TestTripsOverBodies(_Kit):
-    FAILS = ("test_a_body_that_is_no_request_is_the_clients_error",)
-
-    class FRONTEND(Sound):
-        def read(self, body: bytes) -> Ask:
-            return msgspec.json.decode(body, type=Ask)
+async def _half_an_answer(real: Any, self: Any, stream: Any, inflight: Any) -> Any:
+    text = b""
+    try:
+        async for item in stream:
+            inflight.output(len(item.token_ids))
+            text += bytes(item.token_ids)
+    except DynamoError:
+        text += b"..."
+    inflight.succeed("stop")
+    return web.Response(body=text)
 
 
-class _Deaf(Sound):
-    """Goes on when its client has left, for streams or for whole answers."""
-
-    STREAMS: ClassVar[bool] = False
-
-    async def answer(
-        self, http: web.Request, model: ServedModel, ask: Ask, inflight: InflightRequest
-    ) -> web.StreamResponse:
-        answering = super().answer(http, model, ask, inflight)
-        return await (asyncio.shield(answering) if ask.stream is self.STREAMS else answering)
-
-    async def streamed(self, http: web.Request, stream: TokenStream, inflight: InflightRequest) -> web.StreamResponse:
-        try:
-            return await super().streamed(http, stream, inflight)
-        except ConnectionError:
-            await asyncio.sleep(60)
-            raise
+TestHalfAnAnswer = _Kit.failing("test_a_failure_in_mid_answer_is_no_answer", whole=_half_an_answer)
 
 
-class TestAnswersOn(_Kit):
-    FAILS = ("test_a_client_that_leaves_ends_its_request",)
-
-    class FRONTEND(_Deaf):
-        pass
-
-
-class TestStreamsOn(_Kit):
-    FAILS = ("test_a_client_that_leaves_a_stream_ends_its_request",)
-
-    class FRONTEND(_Deaf):
-        STREAMS = True
+def _other_status_for_models(real: Any, self: Any, name: Any, principal: Any) -> Any:
+    if name not in {model.name for model in self.services.models.list()}:
+        raise HttpFault(400, "there is no such model")
+    return real(name, principal)
 
 
-class TestCollectsStreams(_Kit):
-    FAILS = (
-        "test_a_stream_is_sent_as_it_is_made",
-        "test_a_client_that_leaves_a_stream_ends_its_request",
+TestOtherStatusForModels = _Kit.failing("test_a_model_that_is_not_there_is_not_found", model=_other_status_for_models)
+
+
+TestAnyKeyForAnyModel = _Kit.failing(
+    "test_a_model_that_the_key_does_not_cover_does_not_exist",
+    model=lambda real, self, name, principal: self.services.models.get(name),
+)
+
+
+TestTripsOverBodies = _Kit.failing(
+    "test_a_body_that_is_no_request_is_the_clients_error",
+    read=lambda real, self, body: msgspec.json.decode(body, type=Ask),
+)
+
+
+async def streams_on(real: Any, self: Any, *answer: Any) -> web.StreamResponse:
+    try:
+        response: web.StreamResponse = await real(*answer)
+    except ConnectionError:
+        await asyncio.sleep(60)
+        raise
+    return response
+
+
+class _Deaf(_Kit):
+    """Over one that goes on when its client has left, for streams or for whole answers."""
+
+    PART = mutant(
+        Sound,
+        STREAMS=False,
+        answer=lambda real, self, http, model, ask, inflight: (
+            asyncio.shield(real(http, model, ask, inflight))
+            if ask.stream is self.STREAMS
+            else real(http, model, ask, inflight)
+        ),
+        streamed=streams_on,
     )
 
-    class FRONTEND(Sound):
-        async def streamed(
-            self, http: web.Request, stream: TokenStream, inflight: InflightRequest
-        ) -> web.StreamResponse:
-            return await self.whole(stream, inflight)
+
+TestAnswersOn = _Deaf.failing("test_a_client_that_leaves_ends_its_request")
+TestStreamsOn = _Deaf.failing("test_a_client_that_leaves_a_stream_ends_its_request", STREAMS=True)
+TestCollectsStreams = _Kit.failing(
+    "test_a_stream_is_sent_as_it_is_made",
+    "test_a_client_that_leaves_a_stream_ends_its_request",
+    streamed=lambda real, self, http, stream, inflight: self.whole(stream, inflight),
+)

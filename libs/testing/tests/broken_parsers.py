@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from dynamo_core import DeltaWriter, ParserDelta, ToolCallParser
@@ -12,6 +12,8 @@ from dynamo_testing.parser_kit import (
     ToolParserFactory,
     ToolParserKit,
 )
+
+from libs.testing.tests.planted import Planted, adding, own
 
 OPEN, CLOSE = "<call>", "</call>"
 
@@ -71,123 +73,90 @@ def is_object(text: str) -> bool:
         return False
 
 
-class _Tools(ToolParserKit):
-    FAILS: ClassVar[tuple[str, ...]] = ()
+class _Tools(Planted, ToolParserKit):
+    PART = SoundParser
     CALLS = ((f'Well. {OPEN}f {{"a": 1}}{CLOSE} So.', ["Well. ", Call("f", {"a": 1}), " So."]),)
     UNSOUND = (f"{OPEN}f{CLOSE}", f"{OPEN}f {{", f"{OPEN}{CLOSE}", "<cal")
     OPENINGS = (f'{OPEN}f {{"a": "',)
-    PARSER: ClassVar[type[ToolCallParser]] = SoundParser
 
     @pytest.fixture
     def make_parser(self) -> ToolParserFactory:
-        return self.PARSER
+        return self.PART
 
 
 class TestSound(_Tools):
     pass
 
 
-class TestKeepsTheText(_Tools):
-    FAILS = ("test_a_piece_costs_the_same_however_much_came_before",)
-    PARSER = SlowParser
+TestKeepsTheText = _Tools.failing("test_a_piece_costs_the_same_however_much_came_before", part=SlowParser)
 
 
-class TestTrims(_Tools):
-    """Space around an answer is lost."""
+# Space around an answer is lost.
 
-    FAILS = (
-        "test_text_without_markup_is_content",
-        "test_no_text_raises_or_is_lost",
-    )
-
-    class PARSER(SoundParser):
-        def read(self, text: str) -> list[ParserDelta]:
-            return super().read(text.rstrip("\n") if OPEN not in text else text)
+TestTrims = _Tools.failing(
+    "test_text_without_markup_is_content",
+    "test_no_text_raises_or_is_lost",
+    read=lambda real, self, text: real(text.rstrip("\n") if OPEN not in text else text),
+)
 
 
-class TestOtherArguments(_Tools):
-    FAILS = ("test_calls_are_found",)
-
-    class PARSER(SoundParser):
-        def read(self, text: str) -> list[ParserDelta]:
-            return super().read(text.replace(f'{OPEN}f {{"a": 1}}{CLOSE}', f'{OPEN}f {{"b": 1}}{CLOSE}'))
+TestOtherArguments = _Tools.failing(
+    "test_calls_are_found",
+    read=lambda real, self, text: real(text.replace(f'{OPEN}f {{"a": 1}}{CLOSE}', f'{OPEN}f {{"b": 1}}{CLOSE}')),
+)
 
 
-class TestDropsUnsoundMarkup(_Tools):
-    FAILS = (
-        "test_unsound_markup_is_content_to_the_last_character",
-        "test_no_text_raises_or_is_lost",
-    )
-
-    class PARSER(SoundParser):
-        def unsound(self, out: DeltaWriter, text: str) -> None:
-            pass
+TestDropsUnsoundMarkup = _Tools.failing(
+    "test_unsound_markup_is_content_to_the_last_character",
+    "test_no_text_raises_or_is_lost",
+    unsound=lambda real, self, out, text: None,
+)
 
 
-class TestReadsPieceByPiece(_Tools):
-    """Markup that is cut is not found."""
+# Markup that is cut is not found.
 
-    FAILS = ("test_any_cut_of_a_text_gives_the_same", "test_parsers_of_two_choices_do_not_mix")
-
-    class PARSER(SoundParser):
-        def feed(self, text: str) -> list[ParserDelta]:
-            return self.read(text)
-
-        def finish(self) -> list[ParserDelta]:
-            return []
+TestReadsPieceByPiece = _Tools.failing(
+    "test_any_cut_of_a_text_gives_the_same",
+    "test_parsers_of_two_choices_do_not_mix",
+    feed=lambda real, self, text: self.read(text),
+    finish=lambda real, self: [],
+)
 
 
-class TestRaises(_Tools):
-    FAILS = (
-        "test_unsound_markup_is_content_to_the_last_character",
-        "test_any_cut_of_a_text_gives_the_same",
-        "test_special_tokens_give_the_same_as_their_texts",
-        "test_malformed_calls_are_counted",
-        "test_no_text_raises_or_is_lost",
-        "test_parsers_of_two_choices_do_not_mix",
-    )
-
-    class PARSER(SoundParser):
-        def unsound(self, out: DeltaWriter, text: str) -> None:
-            raise ValueError(text)
+def _raises(real: Any, self: Any, out: Any, text: Any) -> Any:
+    raise ValueError(text)
 
 
-class TestIgnoresTokens(_Tools):
-    """Markup that comes as a special token is lost."""
-
-    FAILS = ("test_special_tokens_give_the_same_as_their_texts",)
-
-    class PARSER(SoundParser):
-        MARKERS = (OPEN,)
-
-        def feed_marker(self, marker: str) -> list[ParserDelta]:
-            return []
-
-
-class TestCountsPieces(_Tools):
-    """What it counts depends on the cuts of the text."""
-
-    FAILS = ("test_malformed_calls_are_counted",)
-
-    class PARSER(SoundParser):
-        def feed(self, text: str) -> list[ParserDelta]:
-            self.malformed += 1
-            return super().feed(text)
+TestRaises = _Tools.failing(
+    "test_unsound_markup_is_content_to_the_last_character",
+    "test_any_cut_of_a_text_gives_the_same",
+    "test_special_tokens_give_the_same_as_their_texts",
+    "test_malformed_calls_are_counted",
+    "test_no_text_raises_or_is_lost",
+    "test_parsers_of_two_choices_do_not_mix",
+    unsound=_raises,
+)
 
 
-class TestSharesState(_Tools):
-    """The parts of all parsers lie in one list."""
+# Markup that comes as a special token is lost.
 
-    FAILS = ("test_parsers_of_two_choices_do_not_mix",)
+TestIgnoresTokens = _Tools.failing(
+    "test_special_tokens_give_the_same_as_their_texts", MARKERS=(OPEN,), feed_marker=lambda real, self, marker: []
+)
 
-    class PARSER(SoundParser):
-        shared: ClassVar[list[str]] = []
 
-        def __init__(self, tools: Any) -> None:
-            super().__init__(tools)
-            self.parts = self.shared
+# What it counts depends on the cuts of the text.
 
-        def finish(self) -> list[ParserDelta]:
-            deltas = super().finish()
-            self.shared.clear()
-            return deltas
+
+TestCountsPieces = _Tools.failing("test_malformed_calls_are_counted", feed=adding("malformed"))
+
+
+# The parts of all parsers lie in one list.
+
+
+TestSharesState = _Tools.failing(
+    "test_parsers_of_two_choices_do_not_mix",
+    shared=[],
+    __init__=own(parts=lambda self: self.shared),
+    finish=lambda real, self: (real(), self.shared.clear())[0],
+)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from dynamo_core import DeltaWriter, ParserDelta, ReasoningDelta, ReasoningParser, ToolCallStart
 from dynamo_testing.parser_kit import Answer, ReasoningParserFactory, ReasoningParserKit
+
+from libs.testing.tests.planted import Planted, put
 
 
 class SoundThought(ReasoningParser):
@@ -29,103 +31,78 @@ class SoundThought(ReasoningParser):
         return []
 
 
-class _Thoughts(ReasoningParserKit):
-    FAILS: ClassVar[tuple[str, ...]] = ()
+class _Thoughts(Planted, ReasoningParserKit):
+    PART = SoundThought
     ANSWERS = (Answer("*Hm. Yes.", "*Hm.", " Yes."), Answer("Hm. Yes.", "Hm.", " Yes.", prompt="*"))
     OPENINGS = ("*",)
-    PARSER: ClassVar[type[ReasoningParser]] = SoundThought
 
     @pytest.fixture
     def make_parser(self) -> ReasoningParserFactory:
-        return self.PARSER
+        return self.PART
 
 
 class TestSoundThought(_Thoughts):
     pass
 
 
-class TestLosesText(_Thoughts):
-    FAILS = ("test_text_without_markup_is_not_lost",)
-
-    class PARSER(SoundThought):
-        def feed(self, text: str) -> list[ParserDelta]:
-            return super().feed(text.replace("🎉", ""))
+TestLosesText = _Thoughts.failing(
+    "test_text_without_markup_is_not_lost", feed=lambda real, self, text: real(text.replace("🎉", ""))
+)
 
 
-class TestForgetsThePrompt(_Thoughts):
-    FAILS = ("test_reasoning_and_content_are_told_apart",)
-
-    class PARSER(SoundThought):
-        def __init__(self, prompt: str) -> None:
-            super().__init__("")
+TestForgetsThePrompt = _Thoughts.failing(
+    "test_reasoning_and_content_are_told_apart", __init__=lambda real, self, prompt: real("")
+)
 
 
-class TestFindsCalls(_Thoughts):
-    FAILS = ("test_it_finds_no_calls",)
-
-    class PARSER(SoundThought):
-        starred = False
-
-        def feed(self, text: str) -> list[ParserDelta]:
-            self.starred = self.starred or "*" in text
-            return super().feed(text)
-
-        def finish(self) -> list[ParserDelta]:
-            return [ToolCallStart(0, "x", "f")] if self.starred else []
+TestFindsCalls = _Thoughts.failing(
+    "test_it_finds_no_calls",
+    starred=False,
+    feed=lambda real, self, text: (put(self, starred=self.starred or "*" in text), real(text))[1],
+    finish=lambda real, self: [ToolCallStart(0, "x", "f")] if self.starred else [],
+)
 
 
-class TestReadsPieces(_Thoughts):
-    FAILS = (
-        "test_any_cut_of_a_text_gives_the_same",
-        "test_parsers_of_two_choices_do_not_mix",
-    )
-
-    class PARSER(SoundThought):
-        def feed(self, text: str) -> list[ParserDelta]:
-            self.inside = None if text.startswith("*") else self.inside
-            return super().feed(text)
+def _reads_pieces(real: Any, self: Any, text: Any) -> Any:
+    self.inside = None if text.startswith("*") else self.inside
+    return real(text)
 
 
-class TestRaisesAtOdds(_Thoughts):
-    FAILS = ("test_no_text_raises",)
-
-    class PARSER(SoundThought):
-        def feed(self, text: str) -> list[ParserDelta]:
-            if text.count("*") > 2:
-                raise ValueError(text)
-            return super().feed(text)
+TestReadsPieces = _Thoughts.failing(
+    "test_any_cut_of_a_text_gives_the_same", "test_parsers_of_two_choices_do_not_mix", feed=_reads_pieces
+)
 
 
-class TestIgnoresTokens(_Thoughts):
-    FAILS = ("test_special_tokens_give_the_same_as_their_texts",)
-
-    class PARSER(SoundThought):
-        MARKERS = ("Yes",)
-
-        def feed_marker(self, marker: str) -> list[ParserDelta]:
-            return []
+def _raises_at_odds(real: Any, self: Any, text: Any) -> Any:
+    if text.count("*") > 2:
+        raise ValueError(text)
+    return real(text)
 
 
-class TestSharesOneState(_Thoughts):
-    FAILS = ("test_parsers_of_two_choices_do_not_mix",)
-
-    class PARSER(SoundThought):
-        current: ClassVar[Any] = None
-
-        def __init__(self, prompt: str) -> None:
-            super().__init__(prompt)
-            type(self).current = self
-
-        def feed(self, text: str) -> list[ParserDelta]:
-            return super().feed(text) if self.current is self else [ReasoningDelta(text)]
+TestRaisesAtOdds = _Thoughts.failing("test_no_text_raises", feed=_raises_at_odds)
 
 
-class TestLooksBack(_Thoughts):
-    FAILS = ("test_a_piece_costs_the_same_however_much_came_before",)
+TestIgnoresTokens = _Thoughts.failing(
+    "test_special_tokens_give_the_same_as_their_texts", MARKERS=("Yes",), feed_marker=lambda real, self, marker: []
+)
 
-    class PARSER(SoundThought):
-        before = ""
 
-        def feed(self, text: str) -> list[ParserDelta]:
-            self.before += text
-            return super().feed(text)
+def _shares_one_state___init__(real: Any, self: Any, prompt: Any) -> Any:
+    real(prompt)
+    type(self).current = self
+
+
+TestSharesOneState = _Thoughts.failing(
+    "test_parsers_of_two_choices_do_not_mix",
+    current=None,
+    __init__=_shares_one_state___init__,
+    feed=lambda real, self, text: real(text) if self.current is self else [ReasoningDelta(text)],
+)
+
+
+def _looks_back(real: Any, self: Any, text: Any) -> Any:
+    self.before += text
+    return real(text)
+
+
+TestLooksBack = _Thoughts.failing("test_a_piece_costs_the_same_however_much_came_before", before="", feed=_looks_back)

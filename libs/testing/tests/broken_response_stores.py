@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from dynamo_core import Expected, PluginConfig, ResponseStore, ResponseStoreServices, StoreFull
 from dynamo_core.errors import Unavailable
 from dynamo_testing.response_store_kit import ResponseStoreFactory, ResponseStoreKit
 
+from libs.testing.tests.planted import Planted, closes_once, own
+
 BOUND = 4096
 
 Place = tuple[str, str, str]
+
 Shelf = dict[Place, tuple[bytes, float]]
 
 
@@ -97,20 +100,18 @@ class Small(ResponseStore):
             self.shelf.pop(self.place(owner, key), None)
 
 
-class Broken(ResponseStoreKit):
+class Broken(Planted, ResponseStoreKit):
     """The kit over one store."""
 
     BOUND = BOUND
     WAIT = 3.0
-    store_class: ClassVar[type[Small]] = Small
-    #: The checks that must fail, and no others may.
-    FAILS: ClassVar[frozenset[str]] = frozenset()
+    PART = Small
 
     @pytest.fixture
     def make_store(self) -> ResponseStoreFactory:
         self.shelf: Shelf = {}
         self.away = [False]
-        return lambda services: self.store_class(PluginConfig(), services, self.shelf, self.away)
+        return lambda services: self.PART(PluginConfig(), services, self.shelf, self.away)
 
     async def take_away(self, store: ResponseStore) -> None:
         self.away[0] = True
@@ -123,207 +124,153 @@ class TestWithoutAFault(Broken):
     pass
 
 
-class TestTrimsWhatItKeeps(Broken):
-    class store_class(Small):  # noqa: N801 - the part that is exchanged, as the attribute is named
-        def write(self, place: Place, value: bytes, ttl: float) -> None:
-            super().write(place, value.strip(b"\0"), ttl)
-
-    FAILS = frozenset(
-        {
-            "test_a_record_is_read_as_it_was_written",
-            "test_what_was_used_longest_ago_is_forgotten_first",
-            "test_the_owner_that_holds_the_most_makes_room",
-        }
-    )
+TestTrimsWhatItKeeps = Broken.failing(
+    "test_a_record_is_read_as_it_was_written",
+    "test_what_was_used_longest_ago_is_forgotten_first",
+    "test_the_owner_that_holds_the_most_makes_room",
+    write=lambda real, self, place, value, ttl: real(place, value.strip(b"\x00"), ttl),
+)
 
 
-class TestAnswersInAnOrderOfItsOwn(Broken):
-    class store_class(Small):  # noqa: N801
-        async def get(self, owner: str, keys: Sequence[str], ttl: float | None = None) -> list[bytes | None]:
-            return await super().get(owner, sorted(keys), ttl)
-
-    FAILS = frozenset(
-        {
-            "test_a_record_is_read_as_it_was_written",
-            "test_records_come_in_the_order_that_was_asked_and_missing_ones_are_none",
-            "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
-            "test_what_was_used_longest_ago_is_forgotten_first",
-        }
-    )
+TestAnswersInAnOrderOfItsOwn = Broken.failing(
+    "test_a_record_is_read_as_it_was_written",
+    "test_records_come_in_the_order_that_was_asked_and_missing_ones_are_none",
+    "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
+    "test_what_was_used_longest_ago_is_forgotten_first",
+    get=lambda real, self, owner, keys, ttl=None: real(owner, sorted(keys), ttl),
+)
 
 
-class TestKeepsTheFirst(Broken):
-    class store_class(Small):  # noqa: N801
-        def write(self, place: Place, value: bytes, ttl: float) -> None:
-            super().write(place, self.live(place) or value, ttl)
-
-    FAILS = frozenset(
-        {
-            "test_a_record_is_replaced",
-            "test_nothing_is_written_unless_all_that_is_expected_is_there",
-            "test_of_writers_at_the_same_time_none_loses_what_another_wrote",
-            "test_another_process_sees_a_record_once_it_is_written",
-        }
-    )
+TestKeepsTheFirst = Broken.failing(
+    "test_a_record_is_replaced",
+    "test_nothing_is_written_unless_all_that_is_expected_is_there",
+    "test_of_writers_at_the_same_time_none_loses_what_another_wrote",
+    "test_another_process_sees_a_record_once_it_is_written",
+    write=lambda real, self, place, value, ttl: real(place, self.live(place) or value, ttl),
+)
 
 
-class TestJoinsOwnerAndKey(Broken):
-    class store_class(Small):  # noqa: N801
-        def place(self, owner: str, key: str) -> Place:
-            return self.services.namespace, "", owner.rstrip("x").removeprefix("x") + key
-
-    FAILS = frozenset({"test_an_owner_sees_its_own_records_only", "test_the_owner_that_holds_the_most_makes_room"})
-
-
-class TestKnowsNoNamespaces(Broken):
-    class store_class(Small):  # noqa: N801
-        def place(self, owner: str, key: str) -> Place:
-            return "", owner, key
-
-    FAILS = frozenset({"test_a_namespace_has_its_own_records"})
+TestJoinsOwnerAndKey = Broken.failing(
+    "test_an_owner_sees_its_own_records_only",
+    "test_the_owner_that_holds_the_most_makes_room",
+    place=lambda real, self, owner, key: (self.services.namespace, "", owner.rstrip("x").removeprefix("x") + key),
+)
 
 
-class TestForgetsNothingByTime(Broken):
-    class store_class(Small):  # noqa: N801
-        def live(self, place: Place) -> bytes | None:
-            return self.shelf[place][0] if place in self.shelf else None
-
-    FAILS = frozenset(
-        {
-            "test_a_record_is_gone_after_its_life",
-            "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
-            "test_a_look_without_a_life_does_not_change_it",
-        }
-    )
+TestKnowsNoNamespaces = Broken.failing(
+    "test_a_namespace_has_its_own_records", place=lambda real, self, owner, key: ("", owner, key)
+)
 
 
-class TestRenewsNothing(Broken):
-    class store_class(Small):  # noqa: N801
-        def renew(self, place: Place, value: bytes, ttl: float) -> None:
-            pass
-
-    FAILS = frozenset(
-        {
-            "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
-            "test_what_was_used_longest_ago_is_forgotten_first",
-        }
-    )
+TestForgetsNothingByTime = Broken.failing(
+    "test_a_record_is_gone_after_its_life",
+    "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
+    "test_a_look_without_a_life_does_not_change_it",
+    live=lambda real, self, place: self.shelf[place][0] if place in self.shelf else None,
+)
 
 
-class TestRenewsWithEveryLook(Broken):
-    class store_class(Small):  # noqa: N801
-        async def get(self, owner: str, keys: Sequence[str], ttl: float | None = None) -> list[bytes | None]:
-            return await super().get(owner, keys, 600.0 if ttl is None else ttl)
-
-    FAILS = frozenset(
-        {
-            "test_a_record_is_gone_after_its_life",
-            "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
-            "test_a_look_without_a_life_does_not_change_it",
-        }
-    )
+TestRenewsNothing = Broken.failing(
+    "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
+    "test_what_was_used_longest_ago_is_forgotten_first",
+    renew=lambda real, self, place, value, ttl: None,
+)
 
 
-class TestWritesWhateverIsExpected(Broken):
-    class store_class(Small):  # noqa: N801
-        async def put(self, owner: str, records: Mapping[str, bytes], ttl: float, expected: Expected = None) -> bool:
-            holds = self.holds(owner, expected or {})
-            await super().put(owner, records, ttl)
-            return holds
-
-    FAILS = frozenset({"test_nothing_is_written_unless_all_that_is_expected_is_there"})
+TestRenewsWithEveryLook = Broken.failing(
+    "test_a_record_is_gone_after_its_life",
+    "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
+    "test_a_look_without_a_life_does_not_change_it",
+    get=lambda real, self, owner, keys, ttl=None: real(owner, keys, 600.0 if ttl is None else ttl),
+)
 
 
-class TestLetsOthersComeBetween(Broken):
-    class store_class(Small):  # noqa: N801
-        async def wait(self) -> None:
-            await asyncio.sleep(0)
-
-        async def get(self, owner: str, keys: Sequence[str], ttl: float | None = None) -> list[bytes | None]:
-            await asyncio.sleep(0)
-            return await super().get(owner, keys, ttl)
-
-    FAILS = frozenset({"test_of_writers_at_the_same_time_none_loses_what_another_wrote"})
+async def _writes_whatever_is_expected(
+    real: Any, self: Any, owner: Any, records: Any, ttl: Any, expected: Any = None
+) -> Any:
+    holds = self.holds(owner, expected or {})
+    await real(owner, records, ttl)
+    return holds
 
 
-class TestDeletesTheFirstOnly(Broken):
-    class store_class(Small):  # noqa: N801
-        async def delete(self, owner: str, keys: Sequence[str]) -> None:
-            await super().delete(owner, keys[:1])
-
-    FAILS = frozenset({"test_a_deleted_record_is_gone"})
+TestWritesWhateverIsExpected = Broken.failing(
+    "test_nothing_is_written_unless_all_that_is_expected_is_there", put=_writes_whatever_is_expected
+)
 
 
-class TestWritesLater(Broken):
-    class store_class(Small):  # noqa: N801
-        def __init__(self, *parts: Any) -> None:
-            super().__init__(*parts)
-            self.own: Shelf = {}
-
-        def live(self, place: Place) -> bytes | None:
-            value, expires = self.own.get(place, (b"", 0.0))
-            return value if expires > self.now() else super().live(place)
-
-        def write(self, place: Place, value: bytes, ttl: float) -> None:
-            self.own[place] = (value, self.now() + ttl)
-
-        def make_room(self) -> None:
-            pass
-
-        async def delete(self, owner: str, keys: Sequence[str]) -> None:
-            self.reach()
-            for key in keys:
-                self.own.pop(self.place(owner, key), None)
-
-    FAILS = frozenset(
-        {
-            "test_another_process_sees_a_record_once_it_is_written",
-            "test_records_outlive_the_process",
-            "test_of_writers_at_the_same_time_none_loses_what_another_wrote",
-            "test_what_was_used_longest_ago_is_forgotten_first",
-        }
-    )
+async def _lets_others_come_between_get(real: Any, self: Any, owner: Any, keys: Any, ttl: Any = None) -> Any:
+    await asyncio.sleep(0)
+    return await real(owner, keys, ttl)
 
 
-class TestTakesWhateverComes(Broken):
-    class store_class(Small):  # noqa: N801
-        def fits(self, records: Mapping[str, bytes]) -> bool:
-            return True
-
-    FAILS = frozenset({"test_what_can_never_fit_is_refused_and_changes_nothing"})
-
-
-class TestForgetsTheOldestWhoeverHasIt(Broken):
-    class store_class(Small):  # noqa: N801
-        def make_room(self) -> None:
-            while sum(len(value) for value, _ in self.shelf.values()) > BOUND:
-                del self.shelf[next(iter(self.shelf))]
-
-    FAILS = frozenset({"test_the_owner_that_holds_the_most_makes_room"})
+TestLetsOthersComeBetween = Broken.failing(
+    "test_of_writers_at_the_same_time_none_loses_what_another_wrote",
+    wait=lambda real, self: asyncio.sleep(0),
+    get=_lets_others_come_between_get,
+)
 
 
-class TestForgetsTheNewest(Broken):
-    class store_class(Small):  # noqa: N801
-        def make_room(self) -> None:
-            while sum(len(value) for value, _ in self.shelf.values()) > BOUND:
-                self.shelf.popitem()
-
-    FAILS = frozenset({"test_what_was_used_longest_ago_is_forgotten_first"})
+TestDeletesTheFirstOnly = Broken.failing(
+    "test_a_deleted_record_is_gone", delete=lambda real, self, owner, keys: real(owner, keys[:1])
+)
 
 
-class TestSaysNothingOfBeingAway(Broken):
-    class store_class(Small):  # noqa: N801
-        def reach(self) -> None:
-            pass
-
-    FAILS = frozenset({"test_calls_fail_in_time_while_the_store_is_away_and_work_once_it_is_back"})
+def _writes_later_live(real: Any, self: Any, place: Any) -> Any:
+    value, expires = self.own.get(place, (b"", 0.0))
+    return value if expires > self.now() else real(place)
 
 
-class TestClosesOnce(Broken):
-    class store_class(Small):  # noqa: N801
-        async def aclose(self) -> None:
-            self.closed += 1
-            if self.closed > 1:
-                raise RuntimeError("it is closed already")
+def _writes_later_write(real: Any, self: Any, place: Any, value: Any, ttl: Any) -> Any:
+    self.own[place] = (value, self.now() + ttl)
 
-    FAILS = frozenset({"test_it_may_be_closed_twice_and_without_a_start"})
+
+async def _writes_later_delete(real: Any, self: Any, owner: Any, keys: Any) -> Any:
+    self.reach()
+    for key in keys:
+        self.own.pop(self.place(owner, key), None)
+
+
+TestWritesLater = Broken.failing(
+    "test_another_process_sees_a_record_once_it_is_written",
+    "test_records_outlive_the_process",
+    "test_of_writers_at_the_same_time_none_loses_what_another_wrote",
+    "test_what_was_used_longest_ago_is_forgotten_first",
+    __init__=own(own=lambda self: {}),
+    live=_writes_later_live,
+    write=_writes_later_write,
+    make_room=lambda real, self: None,
+    delete=_writes_later_delete,
+)
+
+
+TestTakesWhateverComes = Broken.failing(
+    "test_what_can_never_fit_is_refused_and_changes_nothing", fits=lambda real, self, records: True
+)
+
+
+def _forgets_the_oldest_whoever_has_it(real: Any, self: Any) -> Any:
+    while sum((len(value) for value, _ in self.shelf.values())) > BOUND:
+        del self.shelf[next(iter(self.shelf))]
+
+
+TestForgetsTheOldestWhoeverHasIt = Broken.failing(
+    "test_the_owner_that_holds_the_most_makes_room", make_room=_forgets_the_oldest_whoever_has_it
+)
+
+
+def _forgets_the_newest(real: Any, self: Any) -> Any:
+    while sum((len(value) for value, _ in self.shelf.values())) > BOUND:
+        self.shelf.popitem()
+
+
+TestForgetsTheNewest = Broken.failing(
+    "test_what_was_used_longest_ago_is_forgotten_first", make_room=_forgets_the_newest
+)
+
+
+TestSaysNothingOfBeingAway = Broken.failing(
+    "test_calls_fail_in_time_while_the_store_is_away_and_work_once_it_is_back", reach=lambda real, self: None
+)
+
+
+TestClosesOnce = Broken.failing("test_it_may_be_closed_twice_and_without_a_start", aclose=closes_once)

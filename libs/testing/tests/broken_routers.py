@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,6 +32,8 @@ from dynamo_core.errors import ServiceOverloaded, Unavailable
 from dynamo_core.kv import unshared_blocks
 from dynamo_core.protocol import Instance
 from dynamo_testing.router_kit import RouterFactory, RouterKit
+
+from libs.testing.tests.planted import Planted, adding, closes_once, needs_a_start, notes_its_start, own
 
 DECODER = msgspec.msgpack.Decoder(list[RouterEvent])
 
@@ -141,19 +143,17 @@ def claiming(route: Route, request: RoutingRequest, size: int) -> Route:
     return Route(route.instance, route.dp_rank, len(request.request.token_ids) // size, route.blocks)
 
 
-class Broken(RouterKit):
+class Broken(Planted, RouterKit):
     """The kit over one router."""
 
     CAN_PIN = True
-    router: ClassVar[type[Sound]] = Sound
-    #: The checks that must fail, and no others may.
-    FAILS: ClassVar[frozenset[str]] = frozenset()
+    PART = Sound
     #: The seconds that a check waits which must fail, and any other.
     PATIENCE = (0.5, 10.0)
 
     @pytest.fixture
     def make_router(self) -> RouterFactory:
-        return lambda services: self.router(PluginConfig(), services)
+        return lambda services: self.PART(PluginConfig(), services)
 
     def held(self, router: Any) -> int:
         held: int = router.waiting
@@ -164,358 +164,287 @@ class TestWithoutAFault(Broken):
     pass
 
 
-class TestChoosesNobody(Broken):
-    class router(Sound):  # noqa: N801 - the part that is exchanged, as the attribute is named
-        def pick(self, ranks: list[tuple[Instance, int]]) -> tuple[Instance, int]:
-            return Instance(instance_id=ranks[0][0].instance_id), ranks[0][1]
-
-    # Whatever makes a choice.
-    FAILS = frozenset(name for name in dir(RouterKit) if name.startswith("test_")) - {
-        "test_a_pool_without_workers_is_told",
-        "test_a_pool_of_busy_workers_is_told_as_an_overload",
-        "test_a_request_that_has_tried_everybody_is_told",
-        "test_nobody_stands_in_for_the_worker_that_a_request_names",
-        "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
-        "test_who_may_be_chosen_is_explained_and_nobody_else",
-        "test_it_can_be_closed_without_a_start",
-    }
-
-
-class TestHasAFavourite(Broken):
-    class router(Sound):  # noqa: N801
-        def pick(self, ranks: list[tuple[Instance, int]]) -> tuple[Instance, int]:
-            return ranks[0]
-
-    FAILS = frozenset(
-        {
-            "test_every_worker_is_chosen_sooner_or_later",
-            "test_every_rank_is_chosen_sooner_or_later",
-            "test_a_worker_that_leaves_is_not_chosen",
-        }
-    )
-
-
-class TestAsksAgainWhoHasRefused(Broken):
-    class router(Sound):  # noqa: N801
-        def candidates(self, request: RoutingRequest, pool: PoolView) -> Sequence[Instance]:
-            return pool.eligible()
-
-    FAILS = frozenset(
-        {
-            "test_workers_that_were_tried_are_left_out",
-            "test_a_request_that_has_tried_everybody_is_told",
-            "test_a_worker_that_joins_can_be_chosen",
-            "test_nobody_stands_in_for_the_worker_that_a_request_names",
-        }
-    )
-
-
-class TestSendsToBusyWorkers(Broken):
-    class router(Sound):  # noqa: N801
-        def candidates(self, request: RoutingRequest, pool: PoolView) -> Sequence[Instance]:
-            return [one for one in pool.instances.values() if one.instance_id not in request.excluded]
-
-    FAILS = frozenset(
-        {
-            "test_busy_workers_are_left_out",
-            "test_a_worker_is_chosen_again_once_it_is_free",
-            "test_a_pool_of_busy_workers_is_told_as_an_overload",
-            "test_workers_out_of_service_are_left_out",
-            "test_a_worker_is_chosen_again_once_it_is_back_in_service",
-            "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
-        }
-    )
-
-
-class TestRemembersWhoIsFree(Broken):
-    class router(Sound):  # noqa: N801
-        first: Sequence[Instance] = ()
-
-        def candidates(self, request: RoutingRequest, pool: PoolView) -> Sequence[Instance]:
-            self.first = self.first or pool.eligible()
-            return [one for one in self.first if one.instance_id not in request.excluded]
-
-    FAILS = frozenset(
-        {
-            "test_a_worker_is_chosen_again_once_it_is_free",
-            "test_a_worker_that_joins_can_be_chosen",
-            "test_a_worker_that_leaves_is_not_chosen",
-            "test_a_pool_may_run_empty_and_fill_again",
-            "test_the_load_is_gone_when_all_requests_are_over",
-            "test_what_a_worker_held_is_gone_with_it",
-        }
-    )
-
-
-class TestTakesAnEmptyPoolForAFullOne(Broken):
-    class router(Sound):  # noqa: N801
-        def nobody(self, pool: PoolView) -> Exception:
-            return ServiceOverloaded()
-
-    FAILS = frozenset(
-        {
+TestChoosesNobody = Broken.failing(
+    *(
+        frozenset(name for name in dir(RouterKit) if name.startswith("test_"))
+        - {
             "test_a_pool_without_workers_is_told",
-            "test_a_pool_may_run_empty_and_fill_again",
-            "test_a_worker_is_chosen_again_once_it_is_back_in_service",
-        }
-    )
-
-
-class TestTakesAFullPoolForAnEmptyOne(Broken):
-    class router(Sound):  # noqa: N801
-        def nobody(self, pool: PoolView) -> Exception:
-            return Unavailable("nobody")
-
-    FAILS = frozenset(
-        {
             "test_a_pool_of_busy_workers_is_told_as_an_overload",
             "test_a_request_that_has_tried_everybody_is_told",
-        }
-    )
-
-
-class TestCountsRanksFromZero(Broken):
-    class router(Sound):  # noqa: N801
-        def decide(self, request: RoutingRequest, pool: PoolView, instance: Instance, rank: int) -> Route:
-            start = pool.cards[instance.instance_id].runtime_config.data_parallel_start_rank
-            return super().decide(request, pool, instance, rank - start)
-
-    FAILS = frozenset({"test_a_rank_is_one_of_its_worker", "test_every_rank_is_chosen_sooner_or_later"})
-
-
-class TestKnowsOneRankOnly(Broken):
-    class router(Sound):  # noqa: N801
-        def ranks(self, workers: Sequence[Instance], pool: PoolView) -> list[tuple[Instance, int]]:
-            cards = pool.cards
-            return [(one, cards[one.instance_id].runtime_config.data_parallel_start_rank) for one in workers]
-
-    FAILS = frozenset({"test_every_rank_is_chosen_sooner_or_later", "test_the_rank_that_a_request_names_is_chosen"})
-
-
-class TestDoesNotHearWhoIsNamed(Broken):
-    class router(Sound):  # noqa: N801
-        def pinned(self, request: RoutingRequest) -> int | None:
-            return None
-
-    FAILS = frozenset(
-        {
-            "test_the_worker_that_a_request_names_is_chosen",
-            "test_either_phase_has_a_worker_of_its_own_to_name",
             "test_nobody_stands_in_for_the_worker_that_a_request_names",
             "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
+            "test_who_may_be_chosen_is_explained_and_nobody_else",
+            "test_it_can_be_closed_without_a_start",
         }
-    )
+    ),
+    pick=lambda real, self, ranks: (Instance(instance_id=ranks[0][0].instance_id), ranks[0][1]),
+)
 
 
-class TestNamesOneWorkerForBothPhases(Broken):
-    class router(Sound):  # noqa: N801
-        def pinned(self, request: RoutingRequest) -> int | None:
-            hints = request.request.routing
-            return (hints.backend_instance_id or hints.prefill_worker_id) if hints is not None else None
+TestHasAFavourite = Broken.failing(
+    "test_every_worker_is_chosen_sooner_or_later",
+    "test_every_rank_is_chosen_sooner_or_later",
+    "test_a_worker_that_leaves_is_not_chosen",
+    pick=lambda real, self, ranks: ranks[0],
+)
 
-    FAILS = frozenset({"test_either_phase_has_a_worker_of_its_own_to_name"})
 
+TestAsksAgainWhoHasRefused = Broken.failing(
+    "test_workers_that_were_tried_are_left_out",
+    "test_a_request_that_has_tried_everybody_is_told",
+    "test_a_worker_that_joins_can_be_chosen",
+    "test_nobody_stands_in_for_the_worker_that_a_request_names",
+    candidates=lambda real, self, request, pool: pool.eligible(),
+)
 
-class TestDoesNotHearWhichRankIsNamed(Broken):
-    class router(Sound):  # noqa: N801
-        def fits(self, rank: int, wanted: int) -> bool:
-            return True
 
-    FAILS = frozenset({"test_the_rank_that_a_request_names_is_chosen"})
+TestSendsToBusyWorkers = Broken.failing(
+    "test_busy_workers_are_left_out",
+    "test_a_worker_is_chosen_again_once_it_is_free",
+    "test_a_pool_of_busy_workers_is_told_as_an_overload",
+    "test_workers_out_of_service_are_left_out",
+    "test_a_worker_is_chosen_again_once_it_is_back_in_service",
+    "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
+    candidates=lambda real, self, request, pool: [
+        one for one in pool.instances.values() if one.instance_id not in request.excluded
+    ],
+)
 
 
-class TestFindsSomebodyElseForWhoIsNamed(Broken):
-    class router(Sound):  # noqa: N801
-        def pinned(self, request: RoutingRequest) -> int | None:
-            pinned = super().pinned(request)
-            gone = pinned not in self.services.pool.instances or pinned in request.excluded
-            return None if gone else pinned
+def _remembers_who_is_free(real: Any, self: Any, request: Any, pool: Any) -> Any:
+    self.first = self.first or pool.eligible()
+    return [one for one in self.first if one.instance_id not in request.excluded]
 
-    FAILS = frozenset({"test_nobody_stands_in_for_the_worker_that_a_request_names"})
 
+TestRemembersWhoIsFree = Broken.failing(
+    "test_a_worker_is_chosen_again_once_it_is_free",
+    "test_a_worker_that_joins_can_be_chosen",
+    "test_a_worker_that_leaves_is_not_chosen",
+    "test_a_pool_may_run_empty_and_fill_again",
+    "test_the_load_is_gone_when_all_requests_are_over",
+    "test_what_a_worker_held_is_gone_with_it",
+    first=(),
+    candidates=_remembers_who_is_free,
+)
 
-class TestExplainsWhoIsBusy(Broken):
-    class router(Sound):  # noqa: N801
-        def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
-            ranks = self.ranks(list(pool.instances.values()), pool)
-            return [ScoredRank(one.instance_id, rank, 0, 0, 0, 0, 0.0) for one, rank in ranks]
 
-    FAILS = frozenset({"test_who_may_be_chosen_is_explained_and_nobody_else"})
+TestTakesAnEmptyPoolForAFullOne = Broken.failing(
+    "test_a_pool_without_workers_is_told",
+    "test_a_pool_may_run_empty_and_fill_again",
+    "test_a_worker_is_chosen_again_once_it_is_back_in_service",
+    nobody=lambda real, self, pool: ServiceOverloaded(),
+)
 
 
-class TestReservesWhenItExplains(Broken):
-    class router(Sound):  # noqa: N801
-        def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
-            self.waiting += 1
-            return super().explain(request, pool)
+TestTakesAFullPoolForAnEmptyOne = Broken.failing(
+    "test_a_pool_of_busy_workers_is_told_as_an_overload",
+    "test_a_request_that_has_tried_everybody_is_told",
+    nobody=lambda real, self, pool: Unavailable("nobody"),
+)
 
-    FAILS = frozenset({"test_who_may_be_chosen_is_explained_and_nobody_else"})
 
+def _counts_ranks_from_zero(real: Any, self: Any, request: Any, pool: Any, instance: Any, rank: Any) -> Any:
+    start = pool.cards[instance.instance_id].runtime_config.data_parallel_start_rank
+    return real(request, pool, instance, rank - start)
 
-class TestReservesWhenItChooses(Broken):
-    class router(Sound):  # noqa: N801
-        def decide(self, request: RoutingRequest, pool: PoolView, instance: Instance, rank: int) -> Route:
-            self.waiting += 1
-            return super().decide(request, pool, instance, rank)
 
-    FAILS = frozenset(
-        {
-            "test_the_load_is_gone_when_all_requests_are_over",
-            "test_a_route_that_is_not_taken_counts_nothing",
-            "test_a_request_that_is_given_up_while_it_is_placed_leaves_nothing",
-        }
-    )
+TestCountsRanksFromZero = Broken.failing(
+    "test_a_rank_is_one_of_its_worker", "test_every_rank_is_chosen_sooner_or_later", decide=_counts_ranks_from_zero
+)
 
 
-class TestKeepsThePlaceOfWhoGivesUp(Broken):
-    class router(Sound):  # noqa: N801
-        async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
-            self.waiting += 1
-            await asyncio.sleep(0)
-            self.waiting -= 1
-            return self.decide(request, pool, *self.choose(request, pool))
+def _knows_one_rank_only(real: Any, self: Any, workers: Any, pool: Any) -> Any:
+    cards = pool.cards
+    return [(one, cards[one.instance_id].runtime_config.data_parallel_start_rank) for one in workers]
 
-    FAILS = frozenset({"test_a_request_that_is_given_up_while_it_is_placed_leaves_nothing"})
 
+TestKnowsOneRankOnly = Broken.failing(
+    "test_every_rank_is_chosen_sooner_or_later",
+    "test_the_rank_that_a_request_names_is_chosen",
+    ranks=_knows_one_rank_only,
+)
 
-class TestListensForEver(Broken):
-    class router(Sound):  # noqa: N801
-        async def start(self) -> None:
-            self.task = asyncio.create_task(self.listen(), name="for-ever")
 
-    FAILS = frozenset({"test_it_can_be_closed_twice_and_leaves_nothing_running"})
+TestDoesNotHearWhoIsNamed = Broken.failing(
+    "test_the_worker_that_a_request_names_is_chosen",
+    "test_either_phase_has_a_worker_of_its_own_to_name",
+    "test_nobody_stands_in_for_the_worker_that_a_request_names",
+    "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
+    pinned=lambda real, self, request: None,
+)
 
 
-class TestCannotBeClosedTwice(Broken):
-    class router(Sound):  # noqa: N801
-        closed = False
+def _names_one_worker_for_both_phases(real: Any, self: Any, request: Any) -> Any:
+    hints = request.request.routing
+    return hints.backend_instance_id or hints.prefill_worker_id if hints is not None else None
 
-        async def aclose(self) -> None:
-            assert not self.closed
-            self.closed = True
-            await super().aclose()
 
-    FAILS = frozenset({"test_it_can_be_closed_twice_and_leaves_nothing_running"})
+TestNamesOneWorkerForBothPhases = Broken.failing(
+    "test_either_phase_has_a_worker_of_its_own_to_name", pinned=_names_one_worker_for_both_phases
+)
 
 
-class TestCannotBeClosedWithoutAStart(Broken):
-    class router(Sound):  # noqa: N801
-        started = False
+TestDoesNotHearWhichRankIsNamed = Broken.failing(
+    "test_the_rank_that_a_request_names_is_chosen", fits=lambda real, self, rank, wanted: True
+)
 
-        async def start(self) -> None:
-            self.started = True
-            await super().start()
 
-        async def aclose(self) -> None:
-            assert self.started
-            await super().aclose()
+def _finds_somebody_else_for_who_is_named(real: Any, self: Any, request: Any) -> Any:
+    pinned = real(request)
+    gone = pinned not in self.services.pool.instances or pinned in request.excluded
+    return None if gone else pinned
 
-    FAILS = frozenset({"test_it_can_be_closed_without_a_start"})
 
+TestFindsSomebodyElseForWhoIsNamed = Broken.failing(
+    "test_nobody_stands_in_for_the_worker_that_a_request_names", pinned=_finds_somebody_else_for_who_is_named
+)
 
-class TestNamesBlocksByTheirNumber(Broken):
-    class router(Sound):  # noqa: N801
-        def names(self, request: RoutingRequest, chain: list[int]) -> Sequence[int] | None:
-            return super().names(request, chain) or [len(chain) - at for at in range(len(chain))]
 
-    # The tracker loses count of what it takes for beginnings.
-    FAILS = frozenset(
-        {"test_blocks_are_named_by_all_that_is_before_them", "test_the_load_is_gone_when_all_requests_are_over"}
-    )
+def _explains_who_is_busy(real: Any, self: Any, request: Any, pool: Any) -> Any:
+    ranks = self.ranks(list(pool.instances.values()), pool)
+    return [ScoredRank(one.instance_id, rank, 0, 0, 0, 0, 0.0) for one, rank in ranks]
 
 
-class TestCountsABlockForAPartOfOne(Broken):
-    class router(Sound):  # noqa: N801
-        def names(self, request: RoutingRequest, chain: list[int]) -> Sequence[int] | None:
-            return super().names(request, chain) or [*chain, *unshared_blocks(1)]
+TestExplainsWhoIsBusy = Broken.failing(
+    "test_who_may_be_chosen_is_explained_and_nobody_else", explain=_explains_who_is_busy
+)
 
-    FAILS = frozenset({"test_blocks_are_named_by_all_that_is_before_them"})
 
+TestReservesWhenItExplains = Broken.failing(
+    "test_who_may_be_chosen_is_explained_and_nobody_else", explain=adding("waiting")
+)
 
-class TestSharesBlocksOfWhoDecodes(Broken):
-    class router(Sound):  # noqa: N801
-        def names(self, request: RoutingRequest, chain: list[int]) -> Sequence[int] | None:
-            return None
 
-    FAILS = frozenset({"test_requests_to_be_decoded_share_no_blocks"})
+TestReservesWhenItChooses = Broken.failing(
+    "test_the_load_is_gone_when_all_requests_are_over",
+    "test_a_route_that_is_not_taken_counts_nothing",
+    "test_a_request_that_is_given_up_while_it_is_placed_leaves_nothing",
+    decide=adding("waiting"),
+)
 
 
-class TestNamesPrivateBlocksAsAnotherRouterDoes(Broken):
-    class router(Sound):  # noqa: N801
-        def __init__(self, config: PluginConfig, services: RouterServices) -> None:
-            super().__init__(config, services)
-            self.own = count(-1, -1)
+async def _keeps_the_place_of_who_gives_up(real: Any, self: Any, request: Any, pool: Any) -> Any:
+    self.waiting += 1
+    await asyncio.sleep(0)
+    self.waiting -= 1
+    return self.decide(request, pool, *self.choose(request, pool))
 
-        def names(self, request: RoutingRequest, chain: list[int]) -> Sequence[int] | None:
-            return [next(self.own) for _ in chain] if request.phase is Phase.DECODE else None
 
-    FAILS = frozenset({"test_requests_to_be_decoded_share_no_blocks"})
+TestKeepsThePlaceOfWhoGivesUp = Broken.failing(
+    "test_a_request_that_is_given_up_while_it_is_placed_leaves_nothing", route=_keeps_the_place_of_who_gives_up
+)
 
 
-class TestClaimsAsMuchAsAWorkerHolds(Broken):
-    class router(Sound):  # noqa: N801
-        def decide(self, request: RoutingRequest, pool: PoolView, instance: Instance, rank: int) -> Route:
-            route = super().decide(request, pool, instance, rank)
-            held = sum(known[:2] == (instance.instance_id, rank) for known in self.known)
-            return Route(instance, rank, held if route.overlap else 0, route.blocks)
+async def _listens_for_ever(real: Any, self: Any) -> Any:
+    self.task = asyncio.create_task(self.listen(), name="for-ever")
 
-    FAILS = frozenset({"test_blocks_are_only_claimed_that_the_prompt_has"})
 
+TestListensForEver = Broken.failing("test_it_can_be_closed_twice_and_leaves_nothing_running", start=_listens_for_ever)
 
-class TestClaimsWhatNobodyTold(Broken):
-    class router(Sound):  # noqa: N801
-        def decide(self, request: RoutingRequest, pool: PoolView, instance: Instance, rank: int) -> Route:
-            route = super().decide(request, pool, instance, rank)
-            size = pool.cards[instance.instance_id].kv_cache_block_size
-            if request.phase is Phase.DECODE or not size or len(self.known) == 10:
-                return route
-            return claiming(route, request, size)
 
-    FAILS = frozenset({"test_no_block_is_claimed_of_a_prompt_that_nobody_knows"})
+TestCannotBeClosedTwice = Broken.failing("test_it_can_be_closed_twice_and_leaves_nothing_running", aclose=closes_once)
 
 
-class TestClaimsBlocksForWhoDecodes(Broken):
-    class router(Sound):  # noqa: N801
-        def decide(self, request: RoutingRequest, pool: PoolView, instance: Instance, rank: int) -> Route:
-            route = super().decide(request, pool, instance, rank)
-            return claiming(route, request, 4) if request.phase is Phase.DECODE else route
+TestCannotBeClosedWithoutAStart = Broken.failing(
+    "test_it_can_be_closed_without_a_start",
+    start=notes_its_start,
+    aclose=needs_a_start,
+)
 
-    FAILS = frozenset({"test_no_block_is_claimed_for_a_worker_that_decodes"})
 
+TestNamesBlocksByTheirNumber = Broken.failing(
+    "test_blocks_are_named_by_all_that_is_before_them",
+    "test_the_load_is_gone_when_all_requests_are_over",
+    names=lambda real, self, request, chain: real(request, chain) or [len(chain) - at for at in range(len(chain))],
+)
 
-class TestGuessesHowLargeABlockIs(Broken):
-    class router(Sound):  # noqa: N801
-        def decide(self, request: RoutingRequest, pool: PoolView, instance: Instance, rank: int) -> Route:
-            route = super().decide(request, pool, instance, rank)
-            unsaid = pool.cards[instance.instance_id].kv_cache_block_size is None
-            return claiming(route, request, 16) if unsaid else route
 
-    FAILS = frozenset({"test_no_block_is_claimed_of_workers_that_do_not_say_how_large_one_is"})
+TestCountsABlockForAPartOfOne = Broken.failing(
+    "test_blocks_are_named_by_all_that_is_before_them",
+    names=lambda real, self, request, chain: real(request, chain) or [*chain, *unshared_blocks(1)],
+)
 
 
-class TestTakesAllCachesForOne(Broken):
-    class router(Sound):  # noqa: N801
-        def decide(self, request: RoutingRequest, pool: PoolView, instance: Instance, rank: int) -> Route:
-            for _, _, block in list(self.known):
-                self.known.add((instance.instance_id, rank, block))
-            return super().decide(request, pool, instance, rank)
+TestSharesBlocksOfWhoDecodes = Broken.failing(
+    "test_requests_to_be_decoded_share_no_blocks", names=lambda real, self, request, chain: None
+)
 
-    FAILS = frozenset({"test_what_a_worker_held_is_gone_with_it"})
 
+TestNamesPrivateBlocksAsAnotherRouterDoes = Broken.failing(
+    "test_requests_to_be_decoded_share_no_blocks",
+    __init__=own(own=lambda self: count(-1, -1)),
+    names=lambda real, self, request, chain: [next(self.own) for _ in chain] if request.phase is Phase.DECODE else None,
+)
 
-class TestComparesEveryRankWithEveryOther(Broken):
-    class router(Sound):  # noqa: N801
-        def pick(self, ranks: list[tuple[Instance, int]]) -> tuple[Instance, int]:
-            for _ in ranks:
-                self.services.tracker.loads([(one.instance_id, rank) for one, rank in ranks])
-            return super().pick(ranks)
 
-    FAILS = frozenset({"test_a_choice_looks_at_the_load_of_each_rank_a_few_times"})
+def _claims_as_much_as_a_worker_holds(real: Any, self: Any, request: Any, pool: Any, instance: Any, rank: Any) -> Any:
+    route = real(request, pool, instance, rank)
+    held = sum(known[:2] == (instance.instance_id, rank) for known in self.known)
+    return Route(instance, rank, held if route.overlap else 0, route.blocks)
 
 
-class TestAsksForEveryWorkerWhetherItIsEligible(Broken):
-    class router(Sound):  # noqa: N801
-        def candidates(self, request: RoutingRequest, pool: PoolView) -> Sequence[Instance]:
-            return [one for one in pool.instances.values() if one in pool.eligible(request.excluded)]
+TestClaimsAsMuchAsAWorkerHolds = Broken.failing(
+    "test_blocks_are_only_claimed_that_the_prompt_has", decide=_claims_as_much_as_a_worker_holds
+)
 
-    FAILS = frozenset({"test_a_choice_asks_a_few_times_who_is_eligible"})
+
+def _claims_what_nobody_told(real: Any, self: Any, request: Any, pool: Any, instance: Any, rank: Any) -> Any:
+    route = real(request, pool, instance, rank)
+    size = pool.cards[instance.instance_id].kv_cache_block_size
+    if request.phase is Phase.DECODE or not size or len(self.known) == 10:
+        return route
+    return claiming(route, request, size)
+
+
+TestClaimsWhatNobodyTold = Broken.failing(
+    "test_no_block_is_claimed_of_a_prompt_that_nobody_knows", decide=_claims_what_nobody_told
+)
+
+
+def _claims_blocks_for_who_decodes(real: Any, self: Any, request: Any, pool: Any, instance: Any, rank: Any) -> Any:
+    route = real(request, pool, instance, rank)
+    return claiming(route, request, 4) if request.phase is Phase.DECODE else route
+
+
+TestClaimsBlocksForWhoDecodes = Broken.failing(
+    "test_no_block_is_claimed_for_a_worker_that_decodes", decide=_claims_blocks_for_who_decodes
+)
+
+
+def _guesses_how_large_a_block_is(real: Any, self: Any, request: Any, pool: Any, instance: Any, rank: Any) -> Any:
+    route = real(request, pool, instance, rank)
+    unsaid = pool.cards[instance.instance_id].kv_cache_block_size is None
+    return claiming(route, request, 16) if unsaid else route
+
+
+TestGuessesHowLargeABlockIs = Broken.failing(
+    "test_no_block_is_claimed_of_workers_that_do_not_say_how_large_one_is", decide=_guesses_how_large_a_block_is
+)
+
+
+def _takes_all_caches_for_one(real: Any, self: Any, request: Any, pool: Any, instance: Any, rank: Any) -> Any:
+    for _, _, block in list(self.known):
+        self.known.add((instance.instance_id, rank, block))
+    return real(request, pool, instance, rank)
+
+
+TestTakesAllCachesForOne = Broken.failing("test_what_a_worker_held_is_gone_with_it", decide=_takes_all_caches_for_one)
+
+
+def _compares_every_rank_with_every_other(real: Any, self: Any, ranks: Any) -> Any:
+    for _ in ranks:
+        self.services.tracker.loads([(one.instance_id, rank) for one, rank in ranks])
+    return real(ranks)
+
+
+TestComparesEveryRankWithEveryOther = Broken.failing(
+    "test_a_choice_looks_at_the_load_of_each_rank_a_few_times", pick=_compares_every_rank_with_every_other
+)
+
+
+TestAsksForEveryWorkerWhetherItIsEligible = Broken.failing(
+    "test_a_choice_asks_a_few_times_who_is_eligible",
+    candidates=lambda real, self, request, pool: [
+        one for one in pool.instances.values() if one in pool.eligible(request.excluded)
+    ],
+)

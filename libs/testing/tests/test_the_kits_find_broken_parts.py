@@ -62,26 +62,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[s
     try:
         for name in FILES:
             report = tmp_path_factory.mktemp(name) / "report.xml"
-            options = [
-                "-q",
-                "--tb=line",
-                "-p",
-                "no:cacheprovider",
-                "--import-mode=importlib",
-                "-o",
-                "asyncio_mode=auto",
-            ]
-            place = [
-                "--import-mode=importlib",
-                "-c",
-                "/dev/null",
-                "--rootdir",
-                str(HERE),
-                f"--junitxml={report}",
-                str(HERE / f"{name}.py"),
-            ]
-            command = [sys.executable, "-m", "pytest", *options, *place]
-            running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            options = "-q --tb=line -p no:cacheprovider --import-mode=importlib -o asyncio_mode=auto -c /dev/null"
+            place = ["--rootdir", str(HERE), f"--junitxml={report}", str(HERE / f"{name}.py")]
+            command = [sys.executable, "-m", "pytest", *options.split(), *place]
+            # From here the parts import what makes them.
+            running = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=HERE.parents[2]
+            )
             started[name] = (running, report)
         yield started
     finally:

@@ -235,9 +235,14 @@ def hf(library: Library, memory: TokenCacheStore | None = None) -> HFTokenizer:
 
 
 @cache
+def library_of(name: str) -> Library:
+    return MADE[name][0]()
+
+
+@cache
 def pair(name: str, piece: int) -> tuple[HFTokenizer, HFTokenizer]:
     """The tokenizer that cuts no text, and one with a memory in which long texts are those over `piece` characters."""
-    library = MADE[name][0]()
+    library = library_of(name)
     plain, cached = hf(library), hf(library, TokenCacheStore(MB // 4))
     plain._pieces.splitter = TextSplitter()
     cached._pieces.splitter.piece = piece

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import dynamo_wire
@@ -14,11 +15,13 @@ PUBLIC = {"dynamo_wire": dynamo_wire, "dynamo_wire.brokered": dynamo_wire.broker
 FOR_TESTS = {"ROWS_TAG"}
 
 
+@cache
 def imported() -> dict[str, set[str]]:
     """The names that plugins import, by module of this library."""
     found: dict[str, set[str]] = {}
     for path in ROOT.glob("plugins/*/*/src/**/*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if "dynamo_wire" in text else ():
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "dynamo_wire":
                 found.setdefault(node.module or "", set()).update(alias.name for alias in node.names)
             elif isinstance(node, ast.Import):

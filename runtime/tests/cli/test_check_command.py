@@ -168,10 +168,6 @@ def test_a_config_that_could_not_be_served_is_one_line_and_exit_code_2(
         assert word in result.stderr
 
 
-def test_a_transport_between_processes_goes_with_a_discovery_between_processes(dynamo: RunCli, config: Path) -> None:
-    assert dynamo("check", config, "--set", "transport.use=far", "--set", "discovery.use=far").exit_code == 0
-
-
 def test_line_of_list_entry_that_names_a_missing_api_is_told(dynamo: RunCli, config: Path) -> None:
     listed = "frontend:\n  - {use: fake}\n  - {use: fakes}\n"
     config.write_text(listed + config.read_text().replace("frontend: {use: fake}\n", "", 1))
@@ -179,12 +175,6 @@ def test_line_of_list_entry_that_names_a_missing_api_is_told(dynamo: RunCli, con
     result = dynamo("check", config)
 
     assert "config.yaml:3: frontend[1].use: there is no frontend 'fakes'" in result.stderr
-
-
-def test_the_line_of_the_file_that_names_a_missing_plugin_is_told(dynamo: RunCli, config: Path) -> None:
-    config.write_text(config.read_text().replace("router: {use: fake}", "router: {use: sharp}"))
-
-    assert f"{config}:3: router.use: there is no router 'sharp'" in dynamo("check", config).stderr
 
 
 def test_a_model_folder_that_is_not_there_is_told_with_its_line(dynamo: RunCli, config: Path, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import click
 import pytest
 from click.testing import CliRunner
 from dynamo_runtime.cli.options import flag_options
-from dynamo_runtime.settings import load_settings
 
 
 @pytest.mark.parametrize(
@@ -26,14 +25,3 @@ def test_a_flag_that_is_on_or_off_can_be_given_either_way(arguments: list[str], 
 
     assert result.exit_code == 0, result.output
     assert seen == [expected]
-
-
-def test_the_variables_of_the_router_set_its_keys() -> None:
-    loaded = load_settings(
-        env={"DYN_ROUTER_MODE": "kv", "DYN_ROUTER_TEMPERATURE": "0.5", "DYN_ROUTER_REPLICA_SYNC": "true"},
-        flags={"--router-kv-events": False},
-    )
-
-    assert loaded.settings.router.use == "kv"
-    assert loaded.settings.router.options == {"temperature": 0.5, "kv_events": False}
-    assert loaded.settings.client.share_loads is True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pytest
@@ -201,6 +201,18 @@ class Stage:
     def answer(length: int) -> list[int]:
         """The whole answer."""
         return [token(len(PROMPT) + at) for at in range(length)]
+
+    def lose(self, given: int = 0, error: DynamoError | None = None) -> None:
+        """Break the wire of the last call after some tokens."""
+        call = self.transport.calls[-1]
+        call.give(given)
+        call.fail(error or Disconnected("lost"), told=False)
+
+    async def ends_whole(self, stream: ResponseStream, read: Sequence[int] = (), length: int = 12) -> None:
+        """Read the rest of an answer, and hold it to all that was to come."""
+        tokens = [*read, *[token async for item in stream for token in item.token_ids]]
+        assert tokens == self.answer(length)
+        await stream.aclose()
 
     async def generate(self, max_tokens: int = 12, **options: Any) -> ResponseStream:
         request = PreprocessedRequest(

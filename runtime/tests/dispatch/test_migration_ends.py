@@ -40,7 +40,7 @@ async def test_a_call_under_way_is_over_when_the_stream_is_closed(make_stage: Ca
             over.append(True)
 
     stage.transport.call = call
-    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    stage.lose()
     await calling.wait()
     if how.startswith("stopped"):
         stage.ctx.stop_generating()
@@ -79,8 +79,7 @@ async def test_the_worker_that_was_left_has_let_go_when_the_stream_is_closed(mak
 async def test_a_stream_that_ends_well_leaves_no_task(make_stage: Callable[..., Any]) -> None:
     stage = make_stage()
     stream = await stage.generate()
-    stage.transport.calls[0].give(2)
-    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    stage.lose(2)
     await turns()
     stage.transport.calls[1].complete()
     tokens = [token async for item in stream for token in item.token_ids]
@@ -110,13 +109,12 @@ async def test_workers_that_were_busy_are_asked_again_however_often_it_takes(
         return source
 
     stage.transport.call = seen
-    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    stage.lose()
     async with asyncio.timeout(10):
         await accepted.wait()
     stage.transport.calls[1].complete()
 
-    assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
-    await stream.aclose()
+    await stage.ends_whole(stream)
     assert stage.tracker.total_requests == 0
 
 
@@ -145,15 +143,13 @@ async def test_moving_has_tries_of_its_own(make_stage: Callable[..., Any]) -> No
         await turns()
     stage.transport.calls[2].complete()
 
-    assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
-    await stream.aclose()
+    await stage.ends_whole(stream)
 
 
 async def test_the_first_item_of_the_next_worker_is_not_that_of_the_answer(make_stage: Callable[..., Any]) -> None:
     stage = make_stage(first_item=0.01)
     stream = await stage.generate()
-    stage.transport.calls[0].give(2)
-    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    stage.lose(2)
     await turns()
     passed = asyncio.Event()
     stage.pipeline._timeouts.first.set(passed.set)
@@ -161,8 +157,7 @@ async def test_the_first_item_of_the_next_worker_is_not_that_of_the_answer(make_
 
     assert not stream.ended
     stage.transport.calls[1].complete()
-    assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
-    await stream.aclose()
+    await stage.ends_whole(stream)
 
 
 async def test_a_worker_is_not_called_for_an_attempt_that_has_failed_already(make_stage: Callable[..., Any]) -> None:
@@ -177,13 +172,12 @@ async def test_a_worker_is_not_called_for_an_attempt_that_has_failed_already(mak
         return await route(*arguments)
 
     stage.group.router.route = fails
-    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    stage.lose()
     await turns()
     stage.transport.calls[-1].complete()
 
-    assert [token async for item in stream for token in item.token_ids] == stage.answer(12)
+    await stage.ends_whole(stream)
     assert len(stage.transport.calls) == 2
-    await stream.aclose()
 
 
 async def test_attempts_that_fail_before_a_worker_is_called_count_too(make_stage: Callable[..., Any]) -> None:
@@ -198,7 +192,7 @@ async def test_attempts_that_fail_before_a_worker_is_called_count_too(make_stage
         return await route(*arguments)
 
     stage.group.router.route = fails
-    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    stage.lose()
     await turns(100)
 
     assert routed == 2

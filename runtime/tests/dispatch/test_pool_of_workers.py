@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 from dynamo_core.contracts.router import no_worker
 from dynamo_core.errors import ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import CORDONED, DRAINING, Instance, ModelCard
 from dynamo_runtime.dispatch.pools.pool import COOL_DOWN, FULL_TIME, Pool
+
+#: What happens to a pool.
+Step = Callable[[Pool], object]
 
 
 @pytest.fixture
@@ -32,21 +39,61 @@ def ids(pool: Pool, *excluded: int) -> list[int]:
     return [instance.instance_id for instance in pool.eligible(excluded)]
 
 
-def test_a_worker_that_is_down_is_passed_over(pool: Pool) -> None:
-    pool.report_down(2)
-
-    assert ids(pool) == [1, 3]
-    assert list(pool.instances) == [1, 2, 3]
+def added(number: int, **more: Any) -> Step:
+    return lambda pool: pool.add(Instance(instance_id=number, **more), ModelCard(name="m", instance_id=number))
 
 
-def test_a_worker_that_is_down_is_better_than_none(pool: Pool) -> None:
-    pool.report_down(1)
-    pool.report_down(2)
+def down(*numbers: int) -> Step:
+    return lambda pool: list(map(pool.report_down, numbers))
 
-    assert ids(pool, 3) == [1, 2]
-    assert ids(pool, 2, 3) == [1]
-    pool.report_down(3)
-    assert ids(pool) == [1, 2, 3]
+
+def busy(*numbers: int) -> Step:
+    return lambda pool: [*map(partial(pool.set_busy, busy=True), numbers)]
+
+
+def full(number: int) -> Step:
+    return lambda pool: pool.report_full(number)
+
+
+def up(number: int) -> Step:
+    return lambda pool: pool.report_up(number)
+
+
+def removed(number: int) -> Step:
+    return lambda pool: pool.remove(number)
+
+
+@pytest.mark.parametrize(
+    ("steps", "offered"),
+    [
+        # A worker that is down is passed over, and is better than none.
+        ([down(2)], {(): [1, 3]}),
+        ([down(1, 2)], {(3,): [1, 2], (2, 3): [1]}),
+        ([down(1, 2, 3)], {(): [1, 2, 3]}),
+        # A new record of it ends the wait, and so does a call that it accepts.
+        ([down(2), added(2, host="moved")], {(): [1, 2, 3]}),
+        ([down(2), up(2)], {(): [1, 2, 3]}),
+        ([full(1), up(1)], {(): [1, 2, 3]}),
+        # One that has gone is not remembered.
+        ([down(2), removed(2), down(2), added(2)], {(): [1, 3, 2]}),
+        ([busy(1), full(1), removed(1), busy(1), added(1)], {(): [2, 3, 1]}),
+        ([added(2, state=CORDONED), removed(2), added(2)], {(): [1, 3, 2]}),
+        # A busy one is never offered, and one that is down does not replace it.
+        ([busy(1)], {(): [2, 3]}),
+        ([busy(1, 2, 3)], {(): []}),
+        ([busy(1, 2, 3), lambda pool: pool.set_busy(2, False)], {(): [2], (2,): []}),
+        ([down(1), busy(2, 3)], {(): [], (2,): [], (2, 3): [1]}),
+        ([down(1), busy(1, 2, 3)], {(2, 3): []}),
+        # One that is out of service is not the last resort when the others are down.
+        ([added(2, state=CORDONED), down(1, 2, 3)], {(): [1, 3], (1,): [3], (1, 3): []}),
+    ],
+)
+def test_pool_offers_these_workers(pool: Pool, steps: list[Step], offered: dict[tuple[int, ...], list[int]]) -> None:
+    for step in steps:
+        step(pool)
+
+    assert {excluded: ids(pool, *excluded) for excluded in offered} == offered
+    assert set(pool.instances) == {1, 2, 3}
 
 
 def test_it_is_given_another_chance_after_a_while(pool: Pool, clock: list[float]) -> None:
@@ -56,51 +103,6 @@ def test_it_is_given_another_chance_after_a_while(pool: Pool, clock: list[float]
     clock[0] += 0.2
 
     assert (before, ids(pool)) == ([1, 3], [1, 2, 3])
-
-
-def test_a_new_record_of_it_ends_the_wait(pool: Pool) -> None:
-    pool.report_down(2)
-    pool.add(Instance(instance_id=2, host="moved"), ModelCard(name="m", instance_id=2))
-
-    assert ids(pool) == [1, 2, 3]
-
-
-def test_a_call_that_it_accepts_ends_the_wait(pool: Pool) -> None:
-    pool.report_down(2)
-    pool.report_up(2)
-
-    assert ids(pool) == [1, 2, 3]
-
-
-def test_a_worker_that_has_gone_is_not_remembered(pool: Pool) -> None:
-    pool.report_down(2)
-    pool.remove(2)
-    pool.report_down(2)
-    pool.add(Instance(instance_id=2), ModelCard(name="m", instance_id=2))
-
-    assert ids(pool) == [1, 3, 2]
-
-
-def test_a_busy_worker_is_never_offered(pool: Pool) -> None:
-    pool.set_busy(1, True)
-    some = ids(pool)
-    for number in (2, 3):
-        pool.set_busy(number, True)
-    none = ids(pool)
-    pool.set_busy(2, False)
-
-    assert (some, none, ids(pool), ids(pool, 2)) == ([2, 3], [], [2], [])
-    assert set(pool.busy) == {1, 3}
-
-
-def test_a_worker_that_is_down_does_not_replace_one_that_is_busy(pool: Pool) -> None:
-    pool.report_down(1)
-    pool.set_busy(2, True)
-    pool.set_busy(3, True)
-
-    assert (ids(pool), ids(pool, 2), ids(pool, 2, 3)) == ([], [], [1])
-    pool.set_busy(1, True)
-    assert ids(pool, 2, 3) == []
 
 
 def test_a_full_worker_is_asked_last_and_not_twice_for_one_request(pool: Pool, clock: list[float]) -> None:
@@ -113,23 +115,6 @@ def test_a_full_worker_is_asked_last_and_not_twice_for_one_request(pool: Pool, c
     assert (ids(pool), ids(pool, 2)) == ([1, 2, 3], [])
     clock[0] += FULL_TIME
     assert ids(pool, 2) == [1, 3]
-
-
-def test_a_full_worker_that_accepts_is_full_no_more(pool: Pool) -> None:
-    pool.report_full(1)
-    pool.report_up(1)
-
-    assert ids(pool) == [1, 2, 3]
-
-
-def test_marks_go_with_their_worker(pool: Pool) -> None:
-    pool.set_busy(1, True)
-    pool.report_full(1)
-    pool.remove(1)
-    pool.set_busy(1, True)
-    pool.add(Instance(instance_id=1), ModelCard(name="m", instance_id=1))
-
-    assert ids(pool) == [2, 3, 1]
 
 
 @pytest.mark.parametrize("state", [CORDONED, DRAINING])
@@ -153,24 +138,6 @@ def test_it_is_offered_in_its_old_place_once_it_is_back_in_service(pool: Pool) -
     assert version < cordoned < pool.version
     assert not pool.limited
     assert pool.state(2) == "free"
-
-
-def test_it_is_not_the_last_resort_when_the_others_are_down(pool: Pool) -> None:
-    set_state(pool, 2, CORDONED)
-    for number in (1, 2, 3):
-        pool.report_down(number)
-
-    assert (ids(pool), ids(pool, 1), ids(pool, 1, 3)) == ([1, 3], [3], [])
-
-
-def test_one_that_leaves_while_out_of_service_comes_back_in_service(pool: Pool) -> None:
-    set_state(pool, 2, CORDONED)
-    pool.remove(2)
-    left = pool.limited
-    pool.add(Instance(instance_id=2), ModelCard(name="m", instance_id=2))
-
-    assert not left
-    assert ids(pool) == [1, 3, 2]
 
 
 def test_why_there_is_no_worker_says_whether_any_is_in_service(pool: Pool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dynamo_core.contracts.context import EngineContext
-from dynamo_core.errors import BackendError, CannotConnect, Disconnected, DynamoError, InvalidArgument, WorkerOverloaded
+from dynamo_core.errors import BackendError, CannotConnect, DynamoError, InvalidArgument, WorkerOverloaded
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.tracing import TraceContext
@@ -67,8 +67,7 @@ async def test_each_worker_that_is_asked_has_one(record: Record, make_stage: Mak
     recorded, stage = record(), make_stage()
     stage.transport.refusals = [CannotConnect("nobody there")]
     stream = await stage.generate()
-    stage.transport.calls[0].give(3)
-    stage.transport.calls[0].fail(Disconnected("lost"), told=False)
+    stage.lose(3)
     await turns()
     stage.transport.calls[1].complete()
     await stream.aclose()

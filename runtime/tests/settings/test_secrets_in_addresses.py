@@ -74,7 +74,7 @@ class Choosy(PluginConfig):
         return value
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(key=KEYS, address=ADDRESSES, shape=SHAPES)
 def test_no_dump_and_no_error_shows_it(key: str, address: str, shape: Any) -> None:
     loaded = load_settings(env={}, sets=["transport.use=x", f"transport.{key}={json.dumps(shape(address))}"])

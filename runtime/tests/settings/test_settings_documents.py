@@ -145,13 +145,6 @@ def test_a_text_in_a_variable_reaches_a_text_setting_as_it_was_written(text: str
     assert loaded.settings.workers["mock"].model.name == text
 
 
-@given(st.integers(1, 10**9))
-def test_numbers_in_variables_come_back_as_numbers(replicas: int) -> None:
-    loaded = load_settings(env={"DYN_WORKERS__MOCK__REPLICAS": str(replicas)})
-
-    assert loaded.settings.workers["mock"].replicas == replicas
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

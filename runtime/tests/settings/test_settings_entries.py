@@ -87,36 +87,70 @@ def test_toml_entries_have_the_lines_of_their_keys(config_file: ConfigFile) -> N
     assert [loaded.origin(f"admission.{key}") for key in keys] == [f"config.toml:{line}" for line in (3, 6, 7, 9)]
 
 
-def test_entries_of_a_profile_keep_the_place_they_have_in_the_file_and_new_ones_come_after(
-    config_file: ConfigFile,
+OVER = "profiles: {one: {admission: {use: b, x: 1}}, other: {admission: {use: a, x: 2}}}"
+RATE, FAIR = {"use": "rate-limit", "requests_per_minute": 60}, {"use": "fair-queue", "max_wait": 5}
+
+
+@pytest.mark.parametrize(
+    ("text", "layers", "expected"),
+    [
+        # Entries of a profile keep the place they have in the file, and new ones come after.
+        (
+            CHAIN,
+            {"profile": "slow"},
+            {"rate-limit": RATE, "fair-queue": FAIR | {"max_wait": 50}, "token-capacity": {"use": "token-capacity"}},
+        ),
+        # A layer takes an entry out.
+        (CHAIN, {"profile": "alone"}, {"fair-queue": FAIR}),
+        # An entry that changes its plugin loses the keys of the other, and keeps its name.
+        (CHAIN, {"sets": ["admission.rate-limit.use=other"]}, {"rate-limit": {"use": "other"}, "fair-queue": FAIR}),
+        # Two of a kind have names.
+        (
+            "admission: [{use: a, name: by-key, n: 1}, {use: a, name: by-model, n: 2}]",
+            {"sets": ["admission.by-model.n=3"]},
+            {"by-key": {"use": "a", "n": 1}, "by-model": {"use": "a", "n": 3}},
+        ),
+        # A list over a mapping adds to it, and a mapping over a list is the entry of its plugin.
+        (
+            MAPPING + "profiles: {more: {admission: [{use: b}, {use: fair-queue, max_wait: 6}]}}",
+            {"profile": "more"},
+            {"fair-queue": FAIR | {"max_wait": 6}, "b": {"use": "b"}},
+        ),
+        ("admission: [{use: a}]\n" + OVER, {"profile": "one"}, {"a": {"use": "a"}, "b": {"use": "b", "x": 1}}),
+        ("admission: [{use: a}]\n" + OVER, {"profile": "other"}, {"a": {"use": "a", "x": 2}}),
+        # So is a list from a variable.
+        (
+            CHAIN,
+            {"env": {"DYN_ADMISSION": '[{"use": "fair-queue", "max_wait": 1}]'}},
+            {"rate-limit": RATE, "fair-queue": FAIR | {"max_wait": 1}},
+        ),
+        (
+            CHAIN,
+            {"sets": ["admission.late.use=token-capacity"]},
+            {"rate-limit": RATE, "fair-queue": FAIR, "late": {"use": "token-capacity"}},
+        ),
+        # The flag adds an entry, enables one, or takes all out.
+        (
+            CHAIN,
+            {"flags": {"--admission-control": "token-capacity"}},
+            {"rate-limit": RATE, "fair-queue": FAIR, "token-capacity": {"use": "token-capacity"}},
+        ),
+        (CHAIN, {"flags": {"--admission-control": "fair-queue"}}, {"rate-limit": RATE, "fair-queue": FAIR}),
+        (
+            CHAIN,
+            {"flags": {"--admission-control": "rate-limit"}, "profile": "alone"},
+            {"rate-limit": RATE, "fair-queue": FAIR},
+        ),
+        (CHAIN, {"flags": {"--admission-control": "none"}}, {}),
+    ],
+)
+def test_layers_make_these_entries_in_this_order(
+    config_file: ConfigFile, text: str, layers: dict[str, Any], expected: dict[str, dict[str, Any]]
 ) -> None:
-    loaded = load_settings(config_file(CHAIN), profile="slow", env={})
+    loaded = load_settings(config_file(text), **({"env": {}} | layers))
 
-    assert list(options(loaded).items()) == [
-        ("admission.rate-limit", {"requests_per_minute": 60}),
-        ("admission.fair-queue", {"max_wait": 50}),
-        ("admission.token-capacity", {}),
-    ]
-
-
-def test_a_layer_takes_an_entry_out(config_file: ConfigFile) -> None:
-    assert chain(load_settings(config_file(CHAIN), profile="alone", env={})) == [("admission.fair-queue", "fair-queue")]
-
-
-def test_an_entry_that_changes_its_plugin_loses_the_keys_of_the_other_and_keeps_its_name(
-    config_file: ConfigFile,
-) -> None:
-    loaded = load_settings(config_file(CHAIN), env={}, sets=["admission.rate-limit.use=other"])
-
-    assert chain(loaded)[0] == ("admission.rate-limit", "other")
-    assert options(loaded)["admission.rate-limit"] == {}
-
-
-def test_two_of_a_kind_have_names(config_file: ConfigFile) -> None:
-    text = "admission: [{use: rate-limit, name: by-key, n: 1}, {use: rate-limit, name: by-model, n: 2}]"
-    loaded = load_settings(config_file(text), env={}, sets=["admission.by-model.n=3"])
-
-    assert options(loaded) == {"admission.by-key": {"n": 1}, "admission.by-model": {"n": 3}}
+    found = {path: {"use": use} | options(loaded)[path] for path, use in chain(loaded)}
+    assert list(found.items()) == [(f"admission.{name}", keys) for name, keys in expected.items()]
 
 
 @pytest.mark.parametrize("text", [CHAIN, MAPPING])
@@ -143,19 +177,6 @@ def test_a_flag_and_a_key_of_its_entry_go_together_without_a_file() -> None:
     assert options(loaded) == options(by_env) == {"admission": {"requests_per_minute": 5}}
 
 
-def test_the_flag_adds_an_entry_enables_one_or_takes_all_out(config_file: ConfigFile) -> None:
-    path = config_file(CHAIN)
-
-    def names(flag: str, **layers: Any) -> list[str]:
-        loaded = load_settings(path, env={}, flags={"--admission-control": flag}, **layers)
-        return [use for _, use in chain(loaded)]
-
-    assert names("token-capacity") == ["rate-limit", "fair-queue", "token-capacity"]
-    assert names("fair-queue") == ["rate-limit", "fair-queue"]
-    assert names("rate-limit", profile="alone") == ["rate-limit", "fair-queue"]
-    assert names("none") == []
-
-
 def test_the_flag_picks_an_entry_by_its_plugin_where_it_has_another_name(config_file: ConfigFile) -> None:
     one = config_file("admission: [{use: a, name: x, enabled: false}]", "one.yaml")
     two = config_file("admission: [{use: a, name: x}, {use: a, name: y}]", "two.yaml")
@@ -166,28 +187,6 @@ def test_the_flag_picks_an_entry_by_its_plugin_where_it_has_another_name(config_
         "flag --admission-control: admission.use: the entries 'x' and 'y' use 'a': say which one is meant, such as "
         "--set admission.x.enabled=true"
     )
-
-
-def test_a_list_over_a_mapping_adds_to_it(config_file: ConfigFile) -> None:
-    text = MAPPING + "profiles: {more: {admission: [{use: b}, {use: fair-queue, max_wait: 6}]}}"
-    loaded = load_settings(config_file(text), profile="more", env={})
-
-    assert options(loaded) == {"admission.fair-queue": {"max_wait": 6}, "admission.b": {}}
-
-
-def test_a_mapping_over_a_list_is_the_entry_of_its_plugin(config_file: ConfigFile) -> None:
-    profiles = "profiles: {one: {admission: {use: b, x: 1}}, other: {admission: {use: a, x: 2}}}"
-    path = config_file("admission: [{use: a}]\n" + profiles)
-
-    assert options(load_settings(path, profile="one", env={})) == {"admission.a": {}, "admission.b": {"x": 1}}
-    assert options(load_settings(path, profile="other", env={})) == {"admission.a": {"x": 2}}
-
-
-def test_a_list_from_a_variable_is_laid_over_that_of_the_file(config_file: ConfigFile) -> None:
-    loaded = load_settings(config_file(CHAIN), env={"DYN_ADMISSION": '[{"use": "fair-queue", "max_wait": 1}]'})
-
-    assert options(loaded)["admission.fair-queue"] == {"max_wait": 1}
-    assert len(chain(loaded)) == 2
 
 
 def test_thresholds_of_a_flag_go_where_the_thresholds_are(config_file: ConfigFile) -> None:
@@ -366,12 +365,6 @@ def test_what_is_wrong_with_a_list_is_told_with_its_place_and_a_remedy(
 )
 def test_a_key_of_no_entry_is_told_with_what_could_be_meant(config_file: ConfigFile, argument: str, words: str) -> None:
     assert refusal(config_file(CHAIN), sets=[argument]) == words
-
-
-def test_an_upper_layer_adds_an_entry_by_its_name_and_plugin(config_file: ConfigFile) -> None:
-    loaded = load_settings(config_file(CHAIN), env={}, sets=["admission.late.use=token-capacity"])
-
-    assert chain(loaded)[-1] == ("admission.late", "token-capacity")
 
 
 def follow(schema: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,167 @@ def test_without_a_file_the_built_in_example_is_served_by_the_mocker() -> None:
     assert {origin for key, _, origin in loaded.rows() if key not in example} == {"default"}
 
 
-def test_warn_is_another_word_for_the_level_warning() -> None:
-    loaded = load_settings(env={"DYN_LOG": "warn"})
+WORKER = "{model: {name: m}, engine: {use: mocker}}"
+COMMON = {
+    "apis": None,
+    "host": "127.0.0.1",
+    "processes": 1,
+    "tls": {"cert": None, "key": None, "client_ca": None},
+    "response_store": {"use": None},
+}
 
-    assert loaded.settings.log.level == "warning"
+
+@pytest.mark.parametrize(
+    ("text", "layers", "expected"),
+    [
+        # A layer that changes `use` drops the plugin's keys below it, and keeps common keys.
+        (FULL, {"profile": "production"}, {"transport": {"use": "tcp"}}),
+        (
+            FULL,
+            {"env": {"DYN_FRONTEND__USE": "grpc", "DYN_FRONTEND__STREAMS": "5"}},
+            {"frontend": {"use": "grpc", "port": 9000, "streams": 5} | COMMON},
+        ),
+        (FULL, {"env": {"DYN_REQUEST_PLANE": "tcp"}}, {"transport": {"use": "tcp"}}),
+        (FULL, {"flags": {"--request-plane": "tcp"}}, {"transport": {"use": "tcp"}}),
+        (
+            FULL,
+            {"sets": ["workers.mock.engine.use=vllm"]},
+            {"workers.mock.engine": {"use": "vllm"}, "workers.mock.replicas": 2},
+        ),
+        ("router: {threshold: 4}", {"env": {"DYN_ROUTER_MODE": "kv"}}, {"router": {"use": "kv"}}),
+        ("", {"sets": ["router.use=kv", "router.seed=3"], "flags": {"--router-mode": "x"}}, {"router": {"use": "x"}}),
+        # One that repeats it, or names the default, keeps them.
+        (
+            FULL,
+            {"env": {"DYN_REQUEST_PLANE": "nats"}, "sets": ["transport.user=me"]},
+            {"transport": {"use": "nats", "servers": ["nats://one"], "user": "me"}},
+        ),
+        (
+            "router: {threshold: 4}",
+            {"env": {"DYN_ROUTER_MODE": "round-robin"}},
+            {"router": {"use": "round-robin", "threshold": 4}},
+        ),
+        (
+            "",
+            {"sets": ["router.seed=3"], "flags": {"--router-mode": "random"}},
+            {"router": {"use": "random", "seed": 3}},
+        ),
+        # A flag for workers, or for their engine, is for every worker.
+        (
+            FULL,
+            {
+                "env": {"DYN_ENGINE_REQUEST_LIMIT": "8"},
+                "flags": {"--migration-limit": 3, "--disaggregation-mode": "prefill"},
+            },
+            {
+                f"workers.{worker}.{key}": value
+                for worker in ("mock", "other")
+                for key, value in (
+                    ("engine_request_limit", 8),
+                    ("model.migration_limit", 3),
+                    ("disaggregation_mode", "prefill"),
+                )
+            },
+        ),
+        (
+            FULL,
+            {"flags": {"--engine": "vllm"}},
+            {"workers.mock.engine.use": "vllm", "workers.other.engine.use": "vllm"},
+        ),
+        # A router's flag is for the innermost of several.
+        (
+            "router: {use: a, then: {use: b, then: {use: c}}}",
+            {"flags": {"--router-mode": "kv"}},
+            {"router": {"use": "a", "then": {"use": "b", "then": {"use": "kv"}}}},
+        ),
+        # Variables: the nested one wins, and they may be lower case, mappings and empty.
+        ("", {"env": {"DYN_HTTP_PORT": "1", "DYN_FRONTEND__PORT": "2"}}, {"frontend.port": 2}),
+        (
+            f"workers: {{mock: {WORKER}}}",
+            {
+                "env": {
+                    "dyn_workers__mock__replicas": "4",
+                    "DYN_ROUTER": "{use: kv, weights: {a: 1}}",
+                    "DYN_ROUTER__WEIGHTS__B": "2",
+                    "DYN_NAMESPACE": "",
+                }
+            },
+            {"workers.mock.replicas": 4, "router": {"use": "kv", "weights": {"a": 1, "b": 2}}, "namespace": "dynamo"},
+        ),
+        (
+            "",
+            {
+                "env": {
+                    "DYN_ROUTER_MODE": "kv",
+                    "DYN_ROUTER_TEMPERATURE": "0.5",
+                    "DYN_ROUTER_REPLICA_SYNC": "true",
+                },
+                "flags": {"--router-kv-events": False},
+            },
+            {"router": {"use": "kv", "temperature": 0.5, "kv_events": False}, "client.share_loads": True},
+        ),
+        # Names of workers may hold underscores, and the environment can add a whole worker.
+        (
+            f"workers: {{a: {WORKER}, a__b: {WORKER}, c_: {WORKER}}}",
+            {"env": {"DYN_WORKERS__A__B__REPLICAS": "2", "DYN_WORKERS__C___REPLICAS": "3"}},
+            {"workers.a.replicas": 1, "workers.a__b.replicas": 2, "workers.c_.replicas": 3},
+        ),
+        (
+            "",
+            {
+                "env": {
+                    "DYN_WORKERS__GPU__ENGINE__USE": "vllm",
+                    "DYN_WORKERS__GPU__MODEL__NAME": "m",
+                    "DYN_MIGRATION_LIMIT": "2",
+                }
+            },
+            {"workers.gpu.engine.use": "vllm", "workers.gpu.model.migration_limit": 2},
+        ),
+        # A section with nothing in it changes nothing.
+        (
+            "log:\nfrontend:\nprofiles:\n  quiet:\n    log:\n",
+            {"profile": "quiet"},
+            {"log.level": "info", "frontend.port": 8000},
+        ),
+        # What looks like a number or a bool may be meant as words.
+        (
+            "workers: {mock: {model: {name: 1_000, path: no}, engine: {use: 7}}}",
+            {"env": {"DYN_NAMESPACE": "0123", "DYN_METRICS_PREFIX": "on"}},
+            {
+                "workers.mock.model.name": "1_000",
+                "workers.mock.model.path": "no",
+                "workers.mock.engine.use": "7",
+                "namespace": "0123",
+                "http.metrics_prefix": "on",
+            },
+        ),
+        # The environment names the file and the profile if nothing else does.
+        (None, {"env": {"DYN_CONFIG": "full.yaml", "DYN_PROFILE": "production"}}, {"transport": {"use": "tcp"}}),
+        ("namespace: second", {"env": {"DYN_CONFIG": "full.yaml"}}, {"namespace": "second"}),
+    ],
+)
+def test_layers_make_these_settings(
+    config_file: ConfigFile, text: str | None, layers: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    config_file(FULL, "full.yaml")
+
+    loaded = load_settings(None if text is None else config_file(text), **({"env": {}} | layers))
+
+    shown = loaded.dump(redact=False)
+    found = {key: reduce(lambda node, part: node[part], key.split("."), shown) for key in expected}
+    assert found == expected
+
+
+@pytest.mark.parametrize(("text", "level"), [("warn", "warning"), ("INFO", "info")])
+def test_modes_and_levels_may_be_written_as_people_write_them(text: str, level: str) -> None:
+    loaded = load_settings(
+        env={"DYN_DISAGGREGATION_MODE": " Aggregated ", "DYN_LOG": text, "DYN_LOGGING_JSONL": "1"},
+        sets=["workers.mock.endpoint_types=chat,embeddings"],
+    )
+
+    worker, log = loaded.settings.workers["mock"], loaded.settings.log
+    assert (worker.disaggregation_mode, worker.endpoint_types) == ("agg", ("chat", "embeddings"))
+    assert (log.level, log.json_lines) == (level, True)
 
 
 def test_a_file_replaces_the_workers_of_the_example(config_file: ConfigFile) -> None:
@@ -97,112 +255,6 @@ def test_origins_name_the_line_the_profile_the_variable_the_argument_and_the_fla
     assert loaded.origin("workers.mock.engine.never_set") == "default"
 
 
-def test_a_layer_that_changes_use_drops_the_plugin_keys_below_it_and_keeps_common_keys(config_file: ConfigFile) -> None:
-    path = config_file(FULL)
-
-    by_profile = load_settings(path, profile="production", env={})
-    by_env = load_settings(path, env={"DYN_FRONTEND__USE": "grpc", "DYN_FRONTEND__STREAMS": "5"})
-    by_flat_name = load_settings(path, env={"DYN_REQUEST_PLANE": "tcp"})
-    by_flag = load_settings(path, env={}, flags={"--request-plane": "tcp"})
-    by_set = load_settings(path, env={}, sets=["workers.mock.engine.use=vllm"])
-
-    assert by_profile.dump()["transport"] == {"use": "tcp"}
-    common = {
-        "apis": None,
-        "host": "127.0.0.1",
-        "processes": 1,
-        "tls": {"cert": None, "key": None, "client_ca": None},
-        "response_store": {"use": None},
-    }
-    assert by_env.dump()["frontend"] == {"use": "grpc", "port": 9000, "streams": 5} | common
-    assert by_flat_name.dump()["transport"] == {"use": "tcp"}
-    assert by_flag.dump()["transport"] == {"use": "tcp"}
-    assert by_set.dump()["workers"]["mock"]["engine"] == {"use": "vllm"}
-    assert by_set.dump()["workers"]["mock"]["replicas"] == 2
-
-
-def test_a_layer_that_repeats_use_keeps_the_plugin_keys_below_it(config_file: ConfigFile) -> None:
-    path = config_file(FULL)
-
-    loaded = load_settings(path, env={"DYN_REQUEST_PLANE": "nats"}, sets=["transport.user=me"])
-
-    assert loaded.dump()["transport"] == {"use": "nats", "servers": ["nats://one"], "user": "me"}
-
-
-def test_naming_the_default_plugin_explicitly_keeps_keys_written_for_it(config_file: ConfigFile) -> None:
-    path = config_file("router: {threshold: 4}")
-
-    same = load_settings(path, env={"DYN_ROUTER_MODE": "round-robin"})
-    changed = load_settings(path, env={"DYN_ROUTER_MODE": "kv"})
-
-    assert same.settings.router.options == {"threshold": 4}
-    assert changed.settings.router.options == {}
-
-
-def test_a_flag_for_workers_sets_every_worker(config_file: ConfigFile) -> None:
-    path = config_file(FULL)
-
-    loaded = load_settings(
-        path, env={"DYN_ENGINE_REQUEST_LIMIT": "8"}, flags={"--migration-limit": 3, "--disaggregation-mode": "prefill"}
-    )
-
-    for worker in loaded.settings.workers.values():
-        assert worker.engine_request_limit == 8
-        assert worker.model.migration_limit == 3
-        assert worker.disaggregation_mode == "prefill"
-
-
-def test_a_nested_variable_beats_a_flat_one_for_the_same_key() -> None:
-    loaded = load_settings(env={"DYN_HTTP_PORT": "1", "DYN_FRONTEND__PORT": "2"})
-
-    assert loaded.settings.frontend.port == 2
-    assert loaded.origin("frontend.port") == "environment DYN_FRONTEND__PORT"
-
-
-def test_variables_may_be_lower_case_mappings_and_empty() -> None:
-    loaded = load_settings(
-        env={
-            "dyn_workers__mock__replicas": "4",
-            "DYN_ROUTER": "{use: kv, weights: {a: 1}}",
-            "DYN_ROUTER__WEIGHTS__B": "2",
-            "DYN_NAMESPACE": "",
-        }
-    )
-
-    assert loaded.settings.workers["mock"].replicas == 4
-    assert loaded.settings.router.options == {"weights": {"a": 1, "b": 2}}
-    assert loaded.origin("namespace") == "default"
-
-
-def test_variables_reach_workers_whose_names_hold_underscores(config_file: ConfigFile) -> None:
-    worker = "{model: {name: m}, engine: {use: mocker}}"
-    path = config_file(f"workers: {{a: {worker}, a__b: {worker}, c_: {worker}}}")
-
-    loaded = load_settings(path, env={"DYN_WORKERS__A__B__REPLICAS": "2", "DYN_WORKERS__C___REPLICAS": "3"})
-
-    assert [worker.replicas for worker in loaded.settings.workers.values()] == [1, 2, 3]
-
-
-def test_the_environment_can_add_a_whole_worker() -> None:
-    loaded = load_settings(
-        env={"DYN_WORKERS__GPU__ENGINE__USE": "vllm", "DYN_WORKERS__GPU__MODEL__NAME": "m", "DYN_MIGRATION_LIMIT": "2"}
-    )
-
-    assert loaded.settings.workers["gpu"].engine.use == "vllm"
-    assert loaded.settings.workers["gpu"].model.migration_limit == 2
-
-
-def test_the_environment_names_the_file_and_the_profile_if_nothing_else_does(config_file: ConfigFile) -> None:
-    first = config_file(FULL, "first.yaml")
-    second = config_file("namespace: second", "second.yaml")
-
-    named = load_settings(env={"DYN_CONFIG": str(first), "DYN_PROFILE": "production", "DYN_STREAM_VALIDATOR": "1"})
-    argument_wins = load_settings(second, env={"DYN_CONFIG": str(first)})
-
-    assert named.settings.transport.use == "tcp"
-    assert argument_wins.settings.namespace == "second"
-
-
 @pytest.mark.parametrize("name", PROCESS_NAMES)
 def test_a_variable_that_is_for_the_command_is_not_taken_for_a_setting(config_file: ConfigFile, name: str) -> None:
     path = config_file(FULL, "whole.yaml")
@@ -211,47 +263,6 @@ def test_a_variable_that_is_for_the_command_is_not_taken_for_a_setting(config_fi
     with_it = load_settings(path, env={name: value})
 
     assert with_it.settings.workers.keys() == load_settings(path, env={}).settings.workers.keys()
-
-
-def test_a_section_with_nothing_in_it_changes_nothing(config_file: ConfigFile) -> None:
-    path = config_file(
-        """
-        log:
-        frontend:
-        profiles:
-          quiet:
-            log:
-        """
-    )
-
-    loaded = load_settings(path, profile="quiet", env={})
-
-    assert loaded.settings.log.level == "info"
-    assert loaded.settings.frontend.port == 8000
-
-
-def test_what_looks_like_a_number_or_a_bool_may_be_meant_as_words(config_file: ConfigFile) -> None:
-    path = config_file("workers: {mock: {model: {name: 1_000, path: no}, engine: {use: 7}}}")
-
-    loaded = load_settings(path, env={"DYN_NAMESPACE": "0123", "DYN_METRICS_PREFIX": "on"})
-
-    worker = loaded.settings.workers["mock"]
-    assert (worker.model.name, worker.model.path, worker.engine.use) == ("1_000", "no", "7")
-    assert loaded.settings.namespace == "0123"
-    assert loaded.settings.http.metrics_prefix == "on"
-    assert loaded.dump()["namespace"] == "0123"
-
-
-def test_modes_and_levels_may_be_written_as_people_write_them() -> None:
-    loaded = load_settings(
-        env={"DYN_DISAGGREGATION_MODE": " Aggregated ", "DYN_LOG": "INFO", "DYN_LOGGING_JSONL": "1"},
-        sets=["workers.mock.endpoint_types=chat,embeddings"],
-    )
-
-    assert loaded.settings.workers["mock"].disaggregation_mode == "agg"
-    assert loaded.settings.workers["mock"].endpoint_types == ("chat", "embeddings")
-    assert loaded.settings.log.level == "info"
-    assert loaded.settings.log.json_lines is True
 
 
 def test_the_modes_are_those_of_the_engine_contract() -> None:
@@ -356,20 +367,6 @@ def test_merged_trees_hold_for_every_path_what_the_last_tree_on_it_says(layers: 
             assert find(later, path) is None
 
 
-def test_a_flag_that_picks_a_plugin_keeps_the_keys_that_set_gives_it() -> None:
-    loaded = load_settings(env={}, sets=["router.seed=3"], flags={"--router-mode": "random"})
-
-    assert loaded.settings.router.use == "random"
-    assert loaded.settings.router.options == {"seed": 3}
-
-
-def test_a_flag_that_picks_another_plugin_than_set_drops_what_set_gave_that_one() -> None:
-    loaded = load_settings(env={}, sets=["router.use=kv", "router.seed=3"], flags={"--router-mode": "random"})
-
-    assert loaded.settings.router.use == "random"
-    assert loaded.settings.router.options == {}
-
-
 def test_without_a_file_a_flag_for_the_engine_makes_one_worker_that_is_called_as_the_engine() -> None:
     loaded = load_settings(env={}, sets=["workers.my_engine.engine.depth=2"], flags={"--engine": "my-engine"})
 
@@ -377,12 +374,3 @@ def test_without_a_file_a_flag_for_the_engine_makes_one_worker_that_is_called_as
     assert (name, worker.engine.use, worker.engine.options) == ("my_engine", "my-engine", {"depth": 2})
     assert worker.model.name == "my-engine-model"
     assert loaded.origin("workers.my_engine.engine.use") == "flag --engine"
-
-
-def test_with_a_file_a_flag_for_the_engine_is_for_its_workers(config_file: ConfigFile) -> None:
-    loaded = load_settings(config_file(FULL), env={}, flags={"--engine": "vllm"})
-
-    assert {name: worker.engine.use for name, worker in loaded.settings.workers.items()} == {
-        "mock": "vllm",
-        "other": "vllm",
-    }

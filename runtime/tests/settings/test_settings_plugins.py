@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from dynamo_core.contracts.config import PluginConfig
@@ -123,59 +122,3 @@ def test_asking_for_something_that_is_no_section_is_a_mistake_of_the_caller(path
 
     with pytest.raises(KeyError):
         loaded.plugin_config(path, PluginConfig)
-
-
-WRAPPED = """
-router:
-  use: sticky
-  spread: 2
-  then: {use: kv, overlap_score_credit: 0.5, temperature: 1}
-profiles:
-  other:
-    router: {then: {use: least-loaded}}
-"""
-
-
-@pytest.mark.parametrize(
-    "layers",
-    [
-        {"flags": {"--router-kv-overlap-score-credit": 0.25}},
-        {"env": {"DYN_ROUTER_KV_OVERLAP_SCORE_CREDIT": "0.25"}},
-        {"sets": ["router.then.overlap_score_credit=0.25"]},
-        {"flags": {"--router-mode": "kv", "--router-kv-overlap-score-credit": 0.25}},
-    ],
-)
-def test_flags_of_routers_go_to_the_router_that_is_wrapped(
-    config_file: Callable[..., Path], layers: dict[str, Any]
-) -> None:
-    loaded = load_settings(config_file(WRAPPED), **{"env": {}, **layers})
-
-    router = loaded.settings.router
-    assert (router.use, router.options["spread"]) == ("sticky", 2)
-    assert router.options["then"] == {"use": "kv", "overlap_score_credit": 0.25, "temperature": 1}
-
-
-@pytest.mark.parametrize("layers", [{"flags": {"--router-mode": "least-loaded"}}, {"profile": "other"}])
-def test_another_wrapped_router_has_none_of_the_keys_of_the_one_before(
-    config_file: Callable[..., Path], layers: dict[str, Any]
-) -> None:
-    router = load_settings(config_file(WRAPPED), env={}, **layers).settings.router
-
-    assert (router.use, router.options["then"]) == ("sticky", {"use": "least-loaded"})
-
-
-def test_flags_of_routers_go_to_the_innermost_of_several(config_file: Callable[..., Path]) -> None:
-    path = config_file("router: {use: a, then: {use: b, then: {use: c}}}")
-
-    router = load_settings(path, env={}, flags={"--router-mode": "kv"}).settings.router
-
-    assert router.options["then"] == {"use": "b", "then": {"use": "kv"}}
-
-
-def test_the_section_of_a_wrapped_plugin_is_a_mapping(config_file: Callable[..., Path]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_settings(config_file("router:\n  use: a\n  then: kv\n"), env={})
-
-    assert str(caught.value) == (
-        "config.yaml:3: router.then: expected a mapping of settings such as {use: …}, got a single value"
-    )

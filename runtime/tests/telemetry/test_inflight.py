@@ -12,7 +12,7 @@ import pytest
 from dynamo_core import tracing
 from dynamo_core.contracts.frontend import InflightRequest, RequestLog
 from dynamo_core.contracts.principal import Principal
-from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, problem_of
+from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, ServiceOverloaded, problem_of
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_runtime.telemetry import inflight
 from dynamo_runtime.telemetry.inflight import Inflight, RequestTracker
@@ -134,20 +134,6 @@ def test_the_record_says_for_whom_a_request_was_and_what_the_cache_saved(house: 
     assert record.cached_tokens == 48
 
 
-@pytest.mark.parametrize(("error", "metric"), [(RateLimited(), "rate_limited"), (QuotaExceeded(), "quota_exceeded")])
-def test_the_refusal_of_a_client_is_a_failure_of_its_own_and_no_overload(
-    house: House, error: DynamoError, metric: str
-) -> None:
-    problem = problem_of(error)
-    with house.begin() as request:
-        request.fail(problem.metric, problem.status)
-
-    (record,) = house.records
-    assert (record.error_type, record.http_status) == (metric, 429)
-    assert house.value("failures_total", **{"class": type(error).__name__, "reason": metric}) == 1
-    assert house.value("model_rejection_total", model="m", endpoint="chat_completions") is None
-
-
 def test_tokens_of_one_write_share_the_gap_before_it(house: House) -> None:
     with house.begin() as request:
         request.output(4)
@@ -223,45 +209,72 @@ def test_names_types_labels_and_buckets_are_those_of_the_dashboard(house: House)
     }
 
 
+def refused(error: DynamoError) -> Callable[[Inflight], None]:
+    problem = problem_of(error)
+    return lambda request: request.fail(problem.metric, problem.status)
+
+
+REJECTED = "model_rejection_total"
+GONE, LEFT = "disconnected_clients", "model_cancellation_total"
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "error", "http_status", "counted"),
+    [
+        # A refusal for load is counted by model and endpoint, that of a client as a failure of its own.
+        ([refused(ServiceOverloaded())], "error", "overload", 503, {REJECTED: 1, GONE: 0}),
+        ([refused(RateLimited())], "error", "rate_limited", 429, {REJECTED: None}),
+        ([refused(QuotaExceeded())], "error", "quota_exceeded", 429, {REJECTED: None}),
+        # A client that left is counted once, and changes nothing after the answer.
+        ([Inflight.disconnected, Inflight.disconnected], "error", "cancelled", 499, {GONE: 1, LEFT: 1}),
+        (
+            [
+                lambda request: request.succeed("stop"),
+                Inflight.disconnected,
+                lambda request: request.fail("internal", 500),
+            ],
+            "success",
+            "",
+            200,
+            {GONE: 0, LEFT: None},
+        ),
+    ],
+)
+def test_request_that_ends_so_is_recorded_and_counted_so(
+    house: House,
+    ends: list[Callable[[Inflight], None]],
+    status: str,
+    error: str,
+    http_status: int,
+    counted: dict[str, int | None],
+) -> None:
+    with house.begin() as request:
+        request.output(1)
+        for end in ends:
+            end(request)
+
+    kind = {"model": "m", "endpoint": "chat_completions", "request_type": "stream"}
+    labels = {REJECTED: {"model": "m", "endpoint": "chat_completions"}, LEFT: kind, GONE: {}}
+    (record,) = house.records
+    assert (record.status, record.error_type, record.http_status) == (status, error, http_status)
+    assert house.value("requests_total", **kind, status=status, error_type=error) == 1
+    assert {name: house.value(name, **labels[name]) for name in counted} == counted
+
+
 def test_a_request_that_nobody_called_a_success_counts_as_failed(house: House) -> None:
     with house.begin(streaming=False):
         pass
 
     (record,) = house.records
     assert (record.status, record.error_type, record.http_status) == ("error", "internal", 500)
-    kind = {"model": "m", "endpoint": "chat_completions", "request_type": "unary"}
-    assert house.value("requests_total", **kind, status="error", error_type="internal") == 1
 
 
-def test_a_refusal_for_load_is_counted_by_model_and_endpoint(house: House) -> None:
-    with house.begin(endpoint="embeddings", streaming=False) as request:
-        request.fail("overload", 503)
-
-    assert house.value("model_rejection_total", model="m", endpoint="embeddings") == 1
-    assert house.records[0].http_status == 503
-
-
-def test_a_client_that_left_is_counted_once(house: House) -> None:
+@pytest.mark.parametrize(("error", "metric"), [(RateLimited(), "rate_limited"), (QuotaExceeded(), "quota_exceeded")])
+def test_failures_are_counted_by_class_and_reason(house: House, error: DynamoError, metric: str) -> None:
     with house.begin() as request:
-        request.output(1)
-        request.disconnected()
-        request.disconnected()
+        refused(error)(request)
 
-    kind = {"model": "m", "endpoint": "chat_completions", "request_type": "stream"}
-    assert house.value("disconnected_clients") == 1
-    assert house.value("model_cancellation_total", **kind) == 1
-    assert house.value("requests_total", **kind, status="error", error_type="cancelled") == 1
-    assert house.records[0].http_status == 499
-
-
-def test_a_client_that_left_after_the_answer_changes_nothing(house: House) -> None:
-    with house.begin() as request:
-        request.succeed("stop")
-        request.disconnected()
-        request.fail("internal", 500)
-
-    assert house.records[0].status == "success"
-    assert house.value("disconnected_clients") == 0
+    assert house.value("failures_total", **{"class": type(error).__name__, "reason": metric}) == 1
 
 
 async def test_a_cancelled_handler_counts_as_cancelled(house: House) -> None:

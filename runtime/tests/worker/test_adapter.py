@@ -6,62 +6,45 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator
+from copy import copy
+from typing import Any
 
 import pytest
 from dynamo_core import (
     BackendError,
     DisaggregationMode,
-    EngineConfig,
     EngineContext,
     GenerateContext,
-    LLMEngine,
     LLMEngineOutput,
-    PluginConfig,
     PreprocessedRequest,
     ServedContext,
     TraceLink,
-    WorkerConfig,
     chunk,
     get_distributed_tracing_context,
     inject_trace_headers_into_map,
     tracing,
 )
 from dynamo_core.tracing import TraceContext
-from dynamo_runtime.worker.adapter import EngineAdapter
-from dynamo_runtime.worker.gate import CapacityGate
-from dynamo_runtime.worker.metrics import WorkerMetrics
 from dynamo_telemetry import logs
 from dynamo_telemetry.metrics import Metrics
 
-AGGREGATED, PREFILL, DECODE = DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL, DisaggregationMode.DECODE
+from runtime.tests.worker.engines import Body, Items, Told, adapter_over
 
-Body = Callable[[PreprocessedRequest, GenerateContext], AsyncIterator[LLMEngineOutput]]
+AGGREGATED, PREFILL, DECODE = DisaggregationMode.AGGREGATED, DisaggregationMode.PREFILL, DisaggregationMode.DECODE
 
 REQUEST = PreprocessedRequest(model="m", token_ids=[1, 2, 3])
 
 
-class Engine(LLMEngine):
-    """Runs the body that a test gives it, and counts its `abort` calls."""
-
-    NAME = "test"
+class Engine(Told):
+    """Counts its `abort` calls."""
 
     def __init__(self, body: Body, mode: DisaggregationMode) -> None:
-        super().__init__(PluginConfig(), WorkerConfig(model_name="m", worker="w", disaggregation_mode=mode))
-        self._body = body
+        super().__init__(body, mode)
         self.aborted: list[str] = []
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
-
-    def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        return self._body(request, ctx)
 
     async def abort(self, ctx: EngineContext) -> None:
         self.aborted.append(ctx.id)
-
-    async def cleanup(self) -> None:
-        return None
 
 
 class Bench:
@@ -70,14 +53,7 @@ class Bench:
     def __init__(self, body: Body, mode: DisaggregationMode = AGGREGATED) -> None:
         self.engine = Engine(body, mode)
         self.metrics = Metrics()
-        self.adapter = EngineAdapter(
-            self.engine,
-            EngineConfig(model="m"),
-            CapacityGate(self.metrics, limit=None, queue=16),
-            WorkerMetrics(self.metrics),
-            config=self.engine.worker,
-            worker_id=0xAB,
-        )
+        self.adapter = adapter_over(self.engine, metrics=self.metrics)
         self.ctx = ServedContext("r1", metadata={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "x-request-id": "x1"})
 
     async def call(self) -> AsyncGenerator[LLMEngineOutput, None]:
@@ -96,26 +72,22 @@ class Bench:
         return self.metrics.registry.get_sample_value("dynamo_component_cancellation_total")
 
 
-async def three(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+async def three(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
     yield LLMEngineOutput()
     yield chunk.token(1)
     yield chunk.token(2)
     yield LLMEngineOutput.stop()
 
 
-async def obedient(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+async def obedient(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
     """Tokens until it is stopped."""
     while not ctx.is_stopped():
         yield chunk.token(1)
     yield LLMEngineOutput.cancelled()
 
 
-async def receiving(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-    """A decode engine whose KV cache arrives, and which yields two tokens although it is stopped."""
-    yield LLMEngineOutput()
-    yield chunk.token(1)
-    yield chunk.token(2)
-    yield LLMEngineOutput.cancelled()
+#: What an engine says in a table: items, and that there is a first token.
+EMPTY, TOKEN, END, FIRST = LLMEngineOutput(), chunk.token(1), LLMEngineOutput.cancelled(), "first token"
 
 
 class TestAbort:
@@ -137,7 +109,7 @@ class TestAbort:
         assert await bench.aborted() == []
 
     async def test_it_is_not_called_for_a_stream_that_failed(self) -> None:
-        async def failing(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async def failing(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             yield chunk.token(1)
             raise BackendError.Disconnected("gone")
 
@@ -162,34 +134,54 @@ class TestAbort:
         assert await bench.aborted() == ["r1"]
         assert bench.cancellations() == 1
 
-    async def test_a_decode_engine_is_told_only_when_there_is_a_first_token(self) -> None:
-        bench = Bench(receiving, DECODE)
+    @pytest.mark.parametrize(
+        ("says", "steps", "aborted"),
+        [
+            # A decode engine is told only when there is a first token: one is yielded, or it says so itself.
+            ([EMPTY, TOKEN, TOKEN, END], ["item", "kill", "item", "item", "item"], [0, 0, 1, 1, 1]),
+            ([TOKEN, END], ["item", "stop", "item"], [0, 1, 1]),
+            ([EMPTY, FIRST, FIRST, END], ["item", "stop", "item"], [0, 0, 1]),
+            ([EMPTY, FIRST, TOKEN, END], ["item", "stop", "item", "item"], [0, 0, 1, 1]),
+            # One whose stream ends or fails first is never told.
+            ([EMPTY, END], ["item", "stop", "item"], [0, 0, 0]),
+            ([EMPTY, END.with_tokens([1])], ["item", "stop", "item"], [0, 0, 0]),
+            ([EMPTY, BackendError.Disconnected("gone")], ["item", "stop", "failure"], [0, 0, 0]),
+        ],
+    )
+    async def test_decode_engine_is_told_once_and_not_before_its_first_token(
+        self, says: list[Any], steps: list[str], aborted: list[int]
+    ) -> None:
+        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
+            for one in says:
+                if isinstance(one, Exception):
+                    raise one
+                if one == FIRST:
+                    ctx.notify_first_token()
+                else:
+                    yield copy(one)
+
+        bench = Bench(body, DECODE)
         items = await bench.call()
-        await anext(items)
-        bench.ctx.kill()
-
-        assert await bench.aborted() == []
-        assert bench.cancellations() == 1
-        await anext(items)
-        assert await bench.aborted() == ["r1"]
-        assert len([item async for item in items]) == 2
-        assert await bench.aborted() == ["r1"]
-
-    async def test_after_the_first_token_it_is_told_at_once(self) -> None:
-        bench = Bench(obedient, DECODE)
-        items = await bench.call()
-        await anext(items)
-        bench.ctx.stop_generating()
-
-        assert await bench.aborted() == ["r1"]
+        found = []
+        for step in steps:
+            if step == "failure":
+                with pytest.raises(BackendError.Disconnected):
+                    await anext(items)
+            elif step == "item":
+                await anext(items)
+            else:
+                (bench.ctx.kill if step == "kill" else bench.ctx.stop_generating)()
+            found.append(len(await bench.aborted()))
         await items.aclose()
 
-    async def test_an_engine_can_say_itself_that_there_is_a_first_token(self) -> None:
+        assert found == aborted
+        assert bench.cancellations() == 1
+
+    async def test_decode_engine_that_has_said_its_first_token_is_told_while_it_waits(self) -> None:
         told = asyncio.Event()
 
-        async def batching(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async def batching(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             yield LLMEngineOutput()
-            ctx.notify_first_token()
             ctx.notify_first_token()
             told.set()
             await ctx.stopped()
@@ -206,72 +198,12 @@ class TestAbort:
         await rest
         await items.aclose()
 
-    async def test_saying_so_after_the_caller_gave_up_lets_the_abort_through(self) -> None:
-        async def batching(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-            yield LLMEngineOutput()
-            ctx.notify_first_token()
-            yield LLMEngineOutput.cancelled()
-
-        bench = Bench(batching, DECODE)
-        items = await bench.call()
-        await anext(items)
-        bench.ctx.stop_generating()
-        assert await bench.aborted() == []
-        await anext(items)
-
-        assert await bench.aborted() == ["r1"]
-
-    async def test_a_first_token_that_is_told_and_then_yielded_aborts_once(self) -> None:
-        async def batching(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-            yield LLMEngineOutput()
-            ctx.notify_first_token()
-            yield chunk.token(1)
-            yield LLMEngineOutput.cancelled()
-
-        bench = Bench(batching, DECODE)
-        items = await bench.call()
-        await anext(items)
-        bench.ctx.stop_generating()
-        await anext(items)
-
-        assert await bench.aborted() == ["r1"]
-        await items.aclose()
-
-    @pytest.mark.parametrize("last", [LLMEngineOutput.cancelled(), LLMEngineOutput.cancelled().with_tokens([1])])
-    async def test_a_decode_stream_that_ends_first_is_never_aborted(self, last: LLMEngineOutput) -> None:
-        async def ending(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-            yield LLMEngineOutput()
-            yield last
-
-        bench = Bench(ending, DECODE)
-        items = await bench.call()
-        await anext(items)
-        bench.ctx.stop_generating()
-        await anext(items)
-        await items.aclose()
-
-        assert await bench.aborted() == []
-
-    async def test_nor_is_one_that_fails_first(self) -> None:
-        async def failing(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-            yield LLMEngineOutput()
-            raise BackendError.Disconnected("the prefill worker is gone")
-
-        bench = Bench(failing, DECODE)
-        items = await bench.call()
-        await anext(items)
-        bench.ctx.stop_generating()
-        with pytest.raises(BackendError.Disconnected):
-            await anext(items)
-
-        assert await bench.aborted() == []
-
 
 class TestTraceLink:
     async def test_the_first_item_that_is_not_empty_says_where_the_span_is(self) -> None:
         inside: list[TraceLink] = []
 
-        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             context = get_distributed_tracing_context()
             inside.append(TraceLink(context["trace_id"], context["span_id"]))
             async for item in three(request, ctx):
@@ -283,7 +215,7 @@ class TestTraceLink:
         assert inside[0].trace_id == "a" * 32
 
     async def test_text_alone_is_not_empty(self) -> None:
-        async def texts(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async def texts(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             yield LLMEngineOutput(text="")
             yield LLMEngineOutput(text="a")
             yield LLMEngineOutput.stop()
@@ -296,7 +228,7 @@ class TestTraceLink:
     async def test_a_prefill_worker_says_it_on_an_empty_terminal_too(
         self, mode: DisaggregationMode, stamped: bool
     ) -> None:
-        async def empty(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async def empty(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             yield LLMEngineOutput.length()
 
         (item,) = await Bench(empty, mode).all()
@@ -306,7 +238,7 @@ class TestTraceLink:
     async def test_an_item_that_an_engine_yields_to_many_is_left_as_it_is(self) -> None:
         shared = chunk.token(1)
 
-        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             yield shared
             yield LLMEngineOutput.stop()
 
@@ -321,7 +253,7 @@ class TestContext:
         stream = io.StringIO()
         sent: dict[str, str] = {}
 
-        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             logging.getLogger("dynamo.test").info("before")
             yield chunk.token(1)
             inject_trace_headers_into_map(sent)
@@ -348,7 +280,7 @@ class TestContext:
     async def test_the_engines_own_release_still_carries_them(self) -> None:
         seen: list[TraceContext | None] = []
 
-        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             try:
                 yield chunk.token(1)
             finally:
@@ -365,7 +297,7 @@ class TestContext:
     async def test_without_a_callers_context_a_request_is_a_trace_of_its_own(self) -> None:
         seen: list[TraceContext | None] = []
 
-        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             seen.append(tracing.current.get())
             yield LLMEngineOutput.stop()
 
@@ -396,7 +328,7 @@ class TestUnwatched:
     async def test_an_answer_without_a_terminal_is_incomplete(
         self, validate: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async def unfinished(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+        async def unfinished(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             yield chunk.token(1)
 
         monkeypatch.setenv("DYN_STREAM_VALIDATOR", validate)

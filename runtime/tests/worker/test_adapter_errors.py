@@ -10,10 +10,8 @@ import pytest
 from dynamo_core import (
     BackendError,
     DynamoError,
-    EngineConfig,
     EngineContext,
     GenerateContext,
-    LLMEngine,
     LLMEngineOutput,
     PluginConfig,
     PreprocessedRequest,
@@ -31,12 +29,11 @@ from dynamo_plugin_transport_inproc.transport import InprocTransport
 from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_runtime.worker.adapter import EngineAdapter
 from dynamo_runtime.worker.card import make_instance
-from dynamo_runtime.worker.gate import CapacityGate
-from dynamo_runtime.worker.metrics import WorkerMetrics
 from dynamo_telemetry import logs
 from dynamo_telemetry.metrics import Metrics
+
+from runtime.tests.worker.engines import Plain, adapter_over
 
 ERRORS: list[type[DynamoError]] = [
     BackendError.InvalidArgument,
@@ -51,24 +48,18 @@ ERRORS: list[type[DynamoError]] = [
 ]
 
 
-class Failing(LLMEngine):
+class Failing(Plain):
     """Yields a token and fails as the test says: by raising an error, or with an item."""
 
     def __init__(self, end: Exception | LLMEngineOutput) -> None:
         super().__init__(PluginConfig(), WorkerConfig(model_name="m", worker="w"))
         self._end = end
 
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
-
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         yield chunk.token(1)
         if isinstance(self._end, Exception):
             raise self._end
         yield self._end
-
-    async def cleanup(self) -> None:
-        return None
 
 
 @pytest.fixture(params=["inproc", "tcp"])
@@ -85,18 +76,6 @@ async def planes(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Transpor
     yield server, client
     await client.aclose()
     await server.aclose()
-
-
-def adapter_over(engine: LLMEngine, limit: int | None = None) -> EngineAdapter:
-    metrics = Metrics()
-    return EngineAdapter(
-        engine,
-        EngineConfig(model="m"),
-        CapacityGate(metrics, limit=limit, queue=0),
-        WorkerMetrics(metrics),
-        config=engine.worker,
-        worker_id=7,
-    )
 
 
 async def answer(
@@ -219,7 +198,7 @@ async def test_abort_and_stop_callback_run_with_the_ids_of_their_request(
 
 
 async def test_worker_at_capacity_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    adapter = adapter_over(Failing(LLMEngineOutput.stop()), limit=0)
+    adapter = adapter_over(Failing(LLMEngineOutput.stop()), limit=0, queue=0)
     for _ in range(2):
         with pytest.raises(WorkerOverloaded):
             await adapter.generate(PreprocessedRequest(model="m", token_ids=[1]), ServedContext("r1"))

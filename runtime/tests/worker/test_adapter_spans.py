@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,72 +13,40 @@ from dynamo_core import (
     DisaggregationMode,
     EmbedOutput,
     EmbedRequest,
-    EngineConfig,
     GenerateContext,
-    LLMEngine,
     LLMEngineOutput,
-    PluginConfig,
     PreprocessedRequest,
     ServedContext,
     TraceLink,
-    WorkerConfig,
     chunk,
     start_span,
 )
 from dynamo_core.protocol.output import FinishReason
 from dynamo_runtime.worker.adapter import EngineAdapter
-from dynamo_runtime.worker.gate import CapacityGate
 from dynamo_runtime.worker.generate_span import GenerateSpan, nearest_rank
-from dynamo_runtime.worker.metrics import WorkerMetrics
-from dynamo_telemetry.metrics import Metrics
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.trace import SpanKind, StatusCode
 
+from runtime.tests.worker.engines import Body, Items, Told, adapter_over
+
 Record = Callable[..., Any]
-Body = Callable[[PreprocessedRequest, GenerateContext], AsyncIterator[LLMEngineOutput]]
 
 TRACE, CALLER = "a" * 32, "b" * 16
 REQUEST = PreprocessedRequest(model="m", token_ids=[1, 2, 3])
 
 
-class Engine(LLMEngine):
-    """Runs the body that a test gives it."""
-
-    NAME = "test"
-
-    def __init__(self, body: Body, mode: DisaggregationMode) -> None:
-        config = WorkerConfig(
-            model_name="m", worker="w", namespace="space", component="backend", disaggregation_mode=mode
-        )
-        super().__init__(PluginConfig(), config)
-        self._body = body
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
-
-    def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        return self._body(request, ctx)
+class Engine(Told):
+    """With embeddings."""
 
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
         return EmbedOutput(embeddings=[[1.0]])
 
-    async def cleanup(self) -> None:
-        return None
 
-
-def adapter_over(
+def serving(
     body: Body, mode: DisaggregationMode = DisaggregationMode.AGGREGATED, limit: int | None = None
 ) -> EngineAdapter:
-    engine, metrics = Engine(body, mode), Metrics()
-    return EngineAdapter(
-        engine,
-        EngineConfig(model="m"),
-        CapacityGate(metrics, limit=limit, queue=16),
-        WorkerMetrics(metrics),
-        config=engine.worker,
-        worker_id=0xAB,
-    )
+    return adapter_over(Engine(body, mode, namespace="space", component="backend"), limit=limit)
 
 
 def context(sampled: bool = True) -> ServedContext:
@@ -86,18 +54,18 @@ def context(sampled: bool = True) -> ServedContext:
 
 
 async def run(body: Body, *, request: PreprocessedRequest = REQUEST, ctx: ServedContext | None = None) -> None:
-    async for _ in await adapter_over(body).generate(request, ctx or context()):
+    async for _ in await serving(body).generate(request, ctx or context()):
         pass
 
 
-async def tokens(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+async def tokens(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
     yield LLMEngineOutput()
     yield chunk.token(1)
     yield chunk.tokens([2, 3])
     yield LLMEngineOutput.length().with_tokens([4])
 
 
-async def endless(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+async def endless(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
     yield chunk.token(1)
     await ctx.stopped()
     yield LLMEngineOutput.cancelled()
@@ -146,14 +114,14 @@ async def test_a_whole_stream_leaves_all_attributes(record: Record) -> None:
 @pytest.mark.parametrize("mode", list(DisaggregationMode))
 async def test_the_role_is_the_workers(record: Record, mode: DisaggregationMode) -> None:
     recorded = record()
-    async for _ in await adapter_over(tokens, mode).generate(REQUEST, context()):
+    async for _ in await serving(tokens, mode).generate(REQUEST, context()):
         pass
 
     assert recorded.one("engine.generate").attributes["disagg_role"] == mode.value
 
 
 async def test_one_item_has_a_first_token_but_nothing_between_tokens(record: Record) -> None:
-    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         yield LLMEngineOutput.stop().with_tokens([1])
 
     recorded = record()
@@ -221,7 +189,7 @@ def test_half_way_between_two_ranks_the_later_one_counts(n: int, rank: int) -> N
     ],
 )
 async def test_every_finish_reason_has_its_name(record: Record, reason: FinishReason, name: str) -> None:
-    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         yield LLMEngineOutput(finish_reason=reason)
 
     recorded = record()
@@ -244,7 +212,7 @@ async def test_a_request_with_a_predecessor_links_to_it(record: Record) -> None:
 async def test_a_cancelled_request_is_cancelled_and_no_error(record: Record) -> None:
     recorded = record()
     ctx = context()
-    async for _ in await adapter_over(endless).generate(REQUEST, ctx):
+    async for _ in await serving(endless).generate(REQUEST, ctx):
         ctx.stop_generating()
 
     span = recorded.one("engine.generate")
@@ -255,7 +223,7 @@ async def test_a_cancelled_request_is_cancelled_and_no_error(record: Record) -> 
 
 async def test_a_stream_that_nobody_wants_any_more_was_dropped(record: Record) -> None:
     recorded = record()
-    items = await adapter_over(tokens).generate(REQUEST, context())
+    items = await serving(tokens).generate(REQUEST, context())
     await anext(items)
     await anext(items)
     await items.aclose()
@@ -270,7 +238,7 @@ async def test_a_stream_that_nobody_wants_any_more_was_dropped(record: Record) -
 async def test_so_was_one_whose_task_is_cancelled(record: Record) -> None:
     waiting = asyncio.Event()
 
-    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         waiting.set()
         await asyncio.Event().wait()
         yield LLMEngineOutput.stop()
@@ -287,7 +255,7 @@ async def test_so_was_one_whose_task_is_cancelled(record: Record) -> None:
 
 async def test_a_stream_left_after_its_terminal_was_not(record: Record) -> None:
     recorded = record()
-    items = await adapter_over(tokens).generate(REQUEST, context())
+    items = await serving(tokens).generate(REQUEST, context())
     for _ in range(4):
         await anext(items)
     await items.aclose()
@@ -305,7 +273,7 @@ async def test_a_stream_left_after_its_terminal_was_not(record: Record) -> None:
 )
 @pytest.mark.parametrize("after", [0, 1])
 async def test_a_typed_error_has_its_kind(record: Record, error: Exception, kind: str, after: int) -> None:
-    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         for _ in range(after):
             yield chunk.token(1)
         raise error
@@ -324,7 +292,7 @@ async def test_a_typed_error_has_its_kind(record: Record, error: Exception, kind
 
 
 async def test_an_engine_that_gives_no_stream_at_all_failed_to_set_it_up(record: Record) -> None:
-    def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+    def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         raise BackendError.InvalidArgument("no")
 
     recorded = record()
@@ -337,7 +305,7 @@ async def test_an_engine_that_gives_no_stream_at_all_failed_to_set_it_up(record:
 
 
 async def test_an_error_told_as_text_has_no_kind_but_sets_the_status(record: Record) -> None:
-    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         yield chunk.token(1)
         yield LLMEngineOutput.error("the GPU is gone")
 
@@ -358,7 +326,7 @@ async def test_spans_of_the_engine_are_below_engine_generate_also_in_tasks_that_
         with start_span("in a task"):
             await asyncio.sleep(0)
 
-    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         with start_span("prefill", attributes={"blocks": 3}):
             yield chunk.token(1)
             await asyncio.create_task(helper())
@@ -386,7 +354,7 @@ async def test_a_task_made_before_belongs_to_no_request_unless_it_is_told(record
                 pass
             done.set_result(None)
 
-    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
+    async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         for parent in (None, request.extra_args):
             with start_span("asked") as span:
                 done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -412,7 +380,7 @@ async def test_a_call_that_is_not_sampled_is_not_recorded(record: Record) -> Non
 
 async def test_a_request_that_leaves_while_it_waits_for_the_engine_never_was_in_it(record: Record) -> None:
     recorded = record()
-    adapter = adapter_over(endless, limit=1)
+    adapter = serving(endless, limit=1)
     running = await adapter.generate(REQUEST, context())
     await anext(running)
     ctx = context()
@@ -426,7 +394,7 @@ async def test_a_request_that_leaves_while_it_waits_for_the_engine_never_was_in_
 
 async def test_embeddings_are_a_served_call_too(record: Record) -> None:
     recorded = record()
-    async for _ in await adapter_over(tokens).embed(EmbedRequest(token_ids=[[1]]), context()):
+    async for _ in await serving(tokens).embed(EmbedRequest(token_ids=[[1]]), context()):
         pass
 
     (span,) = recorded.spans

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import uvloop
 from dynamo_core import (
-    EngineConfig,
     EngineContext,
     GenerateContext,
     LLMEngine,
@@ -27,6 +26,8 @@ from dynamo_core import (
 from dynamo_core.contracts.boundary import EngineFiles
 from dynamo_core.contracts.call import GENERATE
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
+
+from runtime.tests.worker.engines import Plain
 
 #: Seconds after which a test gives up on the warning.
 PATIENCE = 20.0
@@ -55,17 +56,11 @@ def heard() -> Iterator[Heard]:
     log.removeHandler(handler)
 
 
-class Blocking(LLMEngine):
+class Blocking(Plain):
     """Holds the loop until it has been warned of."""
 
     NAME = "blocking"
     warned: threading.Event
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
-
-    async def cleanup(self) -> None:
-        """Nothing to release."""
 
 
 class WaitsOnce(Blocking):

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from dynamo_core import EngineConfig, GenerateContext, LLMEngine, LLMEngineOutput, PreprocessedRequest, WorkerConfig
+from dynamo_core import LLMEngine, WorkerConfig
 from dynamo_core.contracts.bridge import as_engine
 from dynamo_runtime.worker.worker import WorkerLimits, WorkerState
+
+from runtime.tests.worker.engines import Plain
 
 #: A worker that waited for late callers would sit here for as long as a test may take.
 PATIENT = WorkerLimits(grace_period=50, drain_timeout=50)
 
 
-class Mortal(LLMEngine):
+class Mortal(Plain):
     """Dies when it is told to, and counts how often it was cleaned up."""
 
     NAME = "mortal"
@@ -25,12 +26,6 @@ class Mortal(LLMEngine):
         super().__init__(*args)
         self.end: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.cleaned_up = 0
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
-
-    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        yield LLMEngineOutput.stop()
 
     async def died(self) -> str:
         return await self.end
@@ -98,14 +93,7 @@ async def test_a_worker_that_discovery_has_given_up_on_is_lost_too(
 
 async def test_a_foreign_engine_may_die_as_well() -> None:
     class Foreign:
-        async def start(self, worker_id: int) -> EngineConfig:
-            return EngineConfig(model="m")
-
-        async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-            yield LLMEngineOutput.stop()
-
-        async def cleanup(self) -> None:
-            """Nothing is held."""
+        start, generate, cleanup = Plain.start, Plain.generate, Plain.cleanup
 
         async def died(self) -> str:
             return "as foreigners do"

@@ -26,27 +26,16 @@ from dynamo_core.contracts.bridge import as_engine
 from dynamo_core.contracts.engine import EMBED, KvEventSource
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.request import EmbedRequest, ScoreRequest
-from dynamo_runtime.worker.adapter import EngineAdapter
 from dynamo_runtime.worker.card import public_name
-from dynamo_runtime.worker.gate import CapacityGate
-from dynamo_runtime.worker.metrics import WorkerMetrics
 from dynamo_runtime.worker.validate import vocabulary_of
-from dynamo_telemetry.metrics import Metrics
+
+from runtime.tests.worker.engines import Plain, Told, adapter_over
 
 
-class Mine(LLMEngine):
+class Mine(Plain):
     """An engine without a fault."""
 
     NAME = "mine"
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
-
-    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        yield LLMEngineOutput.stop()
-
-    async def cleanup(self) -> None:
-        """Nothing to release."""
 
 
 def line_of(method: Any) -> str:
@@ -141,32 +130,10 @@ async def test_a_cleanup_that_is_not_async_is_told_in_the_log(ground: Any, caplo
 
 # Requests.
 
-Body = Callable[[PreprocessedRequest, GenerateContext], Any]
-
-
-class Told(Mine):
-    """Answers as the test says."""
-
-    def __init__(self, body: Body) -> None:
-        super().__init__(PluginConfig(), WorkerConfig(model_name="m", worker="w"))
-        self.body = body
-
-    def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> Any:
-        return self.body(request, ctx)
-
 
 async def failure_of(engine: LLMEngine, *, call: str = "generate", max_tokens: int | None = None) -> DynamoError:
     """What becomes of one request."""
-    metrics = Metrics()
-    adapter = EngineAdapter(
-        engine,
-        EngineConfig(model="m", capabilities=frozenset({EMBED})),
-        CapacityGate(metrics, limit=None, queue=16),
-        WorkerMetrics(metrics),
-        config=engine.worker,
-        worker_id=7,
-        vocabulary=258,
-    )
+    adapter = adapter_over(engine, capabilities=frozenset({EMBED}), vocabulary=258)
     request = PreprocessedRequest(model="m", token_ids=[1, 2, 3], stop_conditions=StopConditions(max_tokens=max_tokens))
     items: Any = await adapter.generate(request, ServedContext("r1"))
     if call != "generate":

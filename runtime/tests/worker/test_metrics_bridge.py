@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.context import GenerateContext
-from dynamo_core.contracts.engine import EngineConfig, LLMEngine
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_telemetry.metrics import Metrics
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
+
+from runtime.tests.worker.engines import Plain
 
 
 def foreign() -> CollectorRegistry:
@@ -131,22 +128,11 @@ def test_a_registry_is_not_bridged_into_itself() -> None:
         metrics.bridge(metrics.registry, prefixes=["x_"])
 
 
-class Bridging(LLMEngine):
+class Bridging(Plain):
     """Keeps metrics of its own."""
-
-    NAME = "bridging"
-
-    async def start(self, worker_id: int) -> EngineConfig:
-        return EngineConfig(model="m")
 
     async def setup_metrics(self, metrics: MetricsScope) -> None:
         metrics.bridge(foreign(), prefixes=["vllm:"])
-
-    async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        yield LLMEngineOutput.stop()
-
-    async def cleanup(self) -> None:
-        return None
 
 
 async def test_what_an_engine_has_bridged_is_gone_when_it_is_cleaned_up(ground: Any) -> None:

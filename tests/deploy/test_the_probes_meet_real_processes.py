@@ -182,6 +182,7 @@ def test_the_metrics_that_an_autoscaler_is_to_go_by_are_there(
         assert name in names[worker if where == "each worker" else frontend], name
 
 
+@pytest.mark.full
 def test_a_pod_that_ends_says_so_first_and_needs_no_kill(pods: Callable[[str], Pod]) -> None:
     worker, frontend = pods("worker"), pods("frontend")
     assert becomes(200, frontend.probes["readiness"])

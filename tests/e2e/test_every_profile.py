@@ -207,7 +207,11 @@ def test_workers_that_are_killed_break_only_answers_that_may_not_move(house: Hou
     assert house.quiet(), house.held()
 
 
-@WITH_PROCESSES
+@pytest.mark.parametrize(
+    "house",
+    [pytest.param(name, marks=pytest.mark.full if at else ()) for at, name in enumerate(PROFILES[:-1])],
+    indirect=True,
+)
 def test_workers_that_are_restarted_one_after_the_other_fail_nobody(house: House, alone: Any) -> None:
     # Longer than the grace of a worker that ends.
     expected = ask(alone, max_tokens=200)

@@ -110,7 +110,7 @@ def test_sigterm_ends_a_deployment_with_hung_processes_in_time(hung: Hung) -> No
     ("number", "code"),
     [
         pytest.param(signal.SIGTERM, 70, id="ended by a third signal", marks=pytest.mark.full),
-        pytest.param(signal.SIGKILL, -signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, id="killed", marks=pytest.mark.full),
     ],
 )
 def test_hung_processes_do_not_outlive_their_supervisor(hung: Hung, number: int, code: int) -> None:

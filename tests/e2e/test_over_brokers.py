@@ -45,7 +45,7 @@ REFUSED = {
 }
 
 
-@pytest.fixture(scope="module", params=["nats", "redis"])
+@pytest.fixture(scope="module", params=["nats", pytest.param("redis", marks=pytest.mark.full)])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats | Redis]:
     """A server that keeps nothing, and lets in one user."""
     tmp_path = tmp_path_factory.mktemp("broker")

@@ -630,7 +630,7 @@ def test_a_worker_that_is_full_leaves_its_requests_to_another(house: Overloaded)
 
 def test_requests_wait_at_the_router_whatever_the_admission(serve: Callable[..., Any]) -> None:
     server = serve(
-        CAPPED.replace("400", "2500"),
+        CAPPED.replace("400", "1500"),
         *("--router-mode", "kv", "--router-queue-threshold", "0", "--admission-control", "none"),
     )
     with ThreadPoolExecutor(1) as pool:

@@ -258,6 +258,7 @@ def test_what_was_recorded_last_is_sent_before_a_process_ends(serve: Any, collec
     assert whole(collector.spans())
 
 
+@pytest.mark.full
 def test_without_export_the_collector_hears_nothing_and_the_logs_carry_the_trace(
     serve: Any, collector: Collector, trace: str, tmp_path: Path
 ) -> None:

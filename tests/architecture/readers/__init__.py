@@ -14,6 +14,7 @@ __all__ = ["READERS", "TRUSTED", "Feed", "calls", "clients", "discovery", "messa
 #: Places where nothing comes from another process, and why.
 TRUSTED = {
     "dynamo_core.contracts.boundary:check_engine_config msgspec.convert": "what an engine says of itself",
+    "dynamo_runtime.settings.flags:read_plugin_flags tomllib.loads": "a file of an installed package",
     "dynamo_runtime.worker.validate:vocabulary_of reading.read_json": "config.json of the worker's own model folder",
     "dynamo_runtime.worker.parser_choice:_object reading.read_json": "files of a model folder; bad ones say nothing",
     "dynamo_runtime.worker.parser_choice:_tokenizers msgspec.json.Decoder": "the tokenizer.json of that folder",

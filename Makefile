@@ -55,7 +55,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What builds our distributions, and nkeys, which comes without a wheel. This setuptools is the one that vLLM asks for.
 BUILD_TOOLS := hatchling==1.33.0 editables==0.6 setuptools==78.1.1
 
-.PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm test-clients test-clients-sample test-agents test-browser check format bench clean
+.PHONY: help serve test test-full test-chaos test-transformers test-peer test-vllm test-clients test-clients-sample test-agents test-browser test-mutation check format bench clean
 
 help: ## What there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -160,6 +160,9 @@ $(STAMPS)/browser: $(BROWSER)/requirements.txt $(STAMPS)/dev
 
 test-browser: $(STAMPS)/browser ## The dashboard in a real browser (needs Chromium)
 	@exec $(BIN)/python -m pytest -m "full or not full" $(BROWSER) $(ARGS)
+
+test-mutation: $(STAMPS)/dev ## Which mutants of a fixed sample the tests notice: tests/mutation
+	@exec $(BIN)/python -m tests.mutation $(ARGS)
 
 # What agents need of all that is the Node packages and two of the environments.
 AGENTS := tests/agents

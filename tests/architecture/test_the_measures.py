@@ -18,7 +18,7 @@ BOUNDS = {
     "statements of core": 3_600,
     "statements of the largest plugin": 3_500,
     "modules of the largest folder": 28,
-    "words of docs": 59_598,
+    "words of docs": 60_000,
     "words of the longest page": 3_500,
     "lines of the longest function": 59,
     "long functions": 0,

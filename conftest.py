@@ -43,7 +43,7 @@ settings.load_profile("brief")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What collecting leaves stays: ten thousand tests, and all that they import.
+    """Yield what collecting leaves stays: ten thousand tests, and all that they import.
 
     To look through it again and again while it grows takes a quarter of the collecting, and later some of each test.
     """
@@ -58,7 +58,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Tests log whatever a hostile client may send; reports travel between processes and must be text that can."""
+    """Escape what tests log of a hostile client: reports travel between processes and must be text that can."""
     report = yield
     report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
     return report
@@ -79,7 +79,7 @@ class Site:
         version: str = "1.2.3",
         group: str = "dynamo",
     ) -> None:
-        """Writes a distribution with entry points of one group and modules, given as name and source."""
+        """Write a distribution with entry points of one group and modules, given as name and source."""
         info = self.folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
@@ -89,7 +89,7 @@ class Site:
             (self.folder / f"{name}.py").write_text(dedent(source))
 
     def install_echo(self, source: str = ECHO) -> None:
-        """Installs the engine ``echo``, or something else in its place."""
+        """Install the engine ``echo``, or something else in its place."""
         self.install("dynamo-plugin-engine-echo", {"engine-echo": "fake_engine_echo"}, {"fake_engine_echo": source})
 
 
@@ -108,5 +108,5 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def echo() -> str:
-    """The source of a sound plugin, to be broken."""
+    """Return the source of a sound plugin, to be broken."""
     return ECHO

@@ -1,5 +1,8 @@
-"""The command line: `python -m benchmarks --url …` for any server; `… suite`, `… transports`, `… adapter`,
-`… prompts`, `… registrations`, `… kv`, `… slot-tracker` and `… transformers` for the project's own."""
+"""The command line: `python -m benchmarks --url …` for any server.
+
+`… suite`, `… transports`, `… adapter`, `… prompts`, `… registrations`, `… kv`, `… slot-tracker` and `… transformers`
+for the project's own.
+"""
 
 import argparse
 import importlib

@@ -48,21 +48,21 @@ class Lines(LLMEngine):
         self._last = LLMEngineOutput.stop()
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Nothing to start."""
+        """Return nothing to start."""
         return EngineConfig(model="m")
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        """The items, and a terminal."""
+        """Yield the items, and a terminal."""
         for item in self._items:
             yield item
         yield self._last
 
     async def cleanup(self) -> None:
-        """Nothing to release."""
+        """Release nothing."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks adapter`."""
+    """Add the options of `python -m benchmarks adapter`."""
     parser.add_argument("--items", type=int, default=20_000, help="items of one stream (default %(default)s)")
     parser.add_argument("--requests", type=int, default=2_000, help="requests of one item (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=15, help="of which the best counts (default %(default)s)")
@@ -95,7 +95,7 @@ def _row(name: str, figures: tuple[float, float, float, float]) -> None:
 
 
 async def _pair(options: argparse.Namespace) -> tuple[float, float, float, float]:
-    """Microseconds per item, bare and adapted, then per request of one item and a terminal."""
+    """Return microseconds per item, bare and adapted, then per request of one item and a terminal."""
     long, short = Lines(options.items), Lines(1)
     items = await _best(options.rounds, options.items + 1, [_bare(long, 1), _adapted(long, 1)])
     requests = await _best(
@@ -105,7 +105,7 @@ async def _pair(options: argparse.Namespace) -> tuple[float, float, float, float
 
 
 async def _best(rounds: int, count: int, works: list[Work]) -> list[float]:
-    """The least CPU time of each, in turn with the others, divided by `count`; in microseconds."""
+    """Return the least CPU time of each, in turn with the others, divided by `count`; in microseconds."""
     best = [float("inf")] * len(works)
     for _ in range(rounds):
         for index, work in enumerate(works):
@@ -145,7 +145,7 @@ def _adapted(engine: LLMEngine, requests: int) -> Work:
 
 
 def make_adapter(engine: LLMEngine) -> EngineAdapter:
-    """An adapter as a worker in service has it."""
+    """Return an adapter as a worker in service has it."""
     metrics = Metrics()
     return EngineAdapter(
         engine,
@@ -159,7 +159,7 @@ def make_adapter(engine: LLMEngine) -> EngineAdapter:
 
 @contextmanager
 def _recorded() -> Iterator[None]:
-    """Spans are recorded as for export, and forgotten when they end."""
+    """Record spans as for export, and forget them when they end."""
     from dynamo_runtime.telemetry.otel import RandomIds, SpanRecorder
     from opentelemetry.sdk.trace import TracerProvider
 

@@ -154,7 +154,7 @@ SHAPES: Final[dict[str, tuple[str, Callable[[], bytes]]]] = {
 
 
 def bodies(size: int = 40 * MB) -> Iterator[Body]:
-    """All bodies: every kind of text in a chat and two kinds in each other field, plain and packed, then the shapes."""
+    """Return all bodies: every kind of text in a chat, two kinds in other fields, plain and packed, then the shapes."""
 
     def text(kind: str, field: str) -> bytes:
         return _json(**FIELDS[field][1](TEXTS[kind](size)))
@@ -172,7 +172,7 @@ def bodies(size: int = 40 * MB) -> Iterator[Body]:
 
 
 def _status(pid: int, key: str) -> float:
-    """A line of /proc/PID/status, in MiB."""
+    """Return a line of /proc/PID/status, in MiB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(key):
             return int(line.split()[1]) / 1024

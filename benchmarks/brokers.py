@@ -40,7 +40,7 @@ class Broker:
 
 
 async def start_nats(children: Children, folder: Path) -> Broker:
-    """Raises ServerMissing or ChildFailed."""
+    """Raise ServerMissing or ChildFailed."""
     binary = _program("nats-server", "nats-server")
     port, monitor = free_port(), free_port()
     command = [binary, "--addr", "127.0.0.1", "--port", str(port), "--http_port", str(monitor)]
@@ -58,7 +58,7 @@ async def start_nats(children: Children, folder: Path) -> Broker:
 
 
 async def start_redis(children: Children, folder: Path) -> Broker:
-    """Raises ServerMissing or ChildFailed."""
+    """Raise ServerMissing or ChildFailed."""
     binary = _program("redis-server", "redis-server", "valkey-server")
     port = free_port()
     command = [binary, "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
@@ -86,7 +86,7 @@ class _Varz(msgspec.Struct):
 
 
 async def _info(port: int) -> bytes:
-    """The statistics of commands. Raises OSError, EOFError, or ValueError when the answer is another."""
+    """Return the statistics of commands. Raise OSError, EOFError, or ValueError when the answer is another."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(b"INFO commandstats\r\n")

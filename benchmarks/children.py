@@ -27,7 +27,7 @@ class Children:
     """Starts child processes that end, at the latest, with the `async with` block that owns them."""
 
     def __init__(self, folder: Path, cpu: int | None) -> None:
-        """Output goes to files in `folder`; every child runs on `cpu` only, if given."""
+        """Record that output goes to files in `folder`; every child runs on `cpu` only, if given."""
         self._folder = folder
         self._cpu = cpu
         self._stack = AsyncExitStack()
@@ -42,7 +42,7 @@ class Children:
         await self._stack.aclose()
 
     def last_words(self) -> str:
-        """The end of what each child has printed, for those that printed anything."""
+        """Return the end of what each child has printed, for those that printed anything."""
         tails = ((name, _tail(log)) for name, log in self._logs.items())
         return "\n".join(f"{name} printed:{tail}" for name, tail in tails if tail)
 
@@ -56,7 +56,7 @@ class Children:
     ) -> int:
         """Start `command` in the repository's root, wait until `ready` says so, and return its pid.
 
-        Raises ChildFailed when it ends before that, or is not ready within `deadline` seconds.
+        Raise ChildFailed when it ends before that, or is not ready within `deadline` seconds.
         """
         log = self._logs[name] = self._folder / f"{name}.log"
         with log.open("wb") as output:
@@ -84,7 +84,7 @@ class Children:
 
 
 def parts_of(pid: int) -> dict[str, int]:
-    """The processes that `dynamo serve` runs as process `pid`, by the part that each was started for."""
+    """Return the processes that `dynamo serve` runs as process `pid`, by the part that each was started for."""
     found: dict[str, int] = {}
     for child in children_of(pid):
         arguments = read_proc(child, "cmdline").split("\0")
@@ -100,7 +100,7 @@ def pin(pid: int, cpu: int) -> None:
 
 
 async def accepts(port: int) -> bool:
-    """Whether something accepts connections on a loopback port."""
+    """Return whether something accepts connections on a loopback port."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:
@@ -110,7 +110,7 @@ async def accepts(port: int) -> bool:
 
 
 async def answers_ready(port: int) -> bool:
-    """Whether `GET /ready` on a loopback port answers 200."""
+    """Return whether `GET /ready` on a loopback port answers 200."""
     try:
         reply = await fetch(Endpoint("127.0.0.1", port, ""), "/ready", timeout=2.0)
     except (OSError, TimeoutError, BadResponse):
@@ -119,7 +119,7 @@ async def answers_ready(port: int) -> bool:
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """SIGTERM, and SIGKILL when that does not help in time."""
+    """Send SIGTERM, and SIGKILL when that does not help in time."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         if child.returncode is not None:
             return

@@ -44,7 +44,7 @@ def dynamo_register_extensions() -> list[type[Extension]]:
 
 
 def install(folder: Path) -> None:
-    """Writes the distribution into a folder, to be put on the import path."""
+    """Write the distribution into a folder, to be put on the import path."""
     info = folder / f"{_MODULE}-1.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {_MODULE}\nVersion: 1.0\n")

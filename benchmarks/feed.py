@@ -28,14 +28,14 @@ _MB: Final = 1024 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks feed`."""
+    """Add the options of `python -m benchmarks feed`."""
     parser.add_argument("--workers", type=int, default=1000, help="how many workers there are")
     parser.add_argument("--rate", type=int, default=1000, help="requests a second")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long each round takes")
 
 
 def run_feed(options: argparse.Namespace) -> int:
-    """Prints a row for each number of readers."""
+    """Print a row for each number of readers."""
     return run(_measure(options))
 
 
@@ -52,7 +52,7 @@ async def _measure(options: argparse.Namespace) -> int:
 
 async def _events_alone(options: argparse.Namespace) -> float:
     def publish(event: RequestEvent) -> None:
-        """No extension listens."""
+        """Drop the event: no extension listens."""
 
     began = time.process_time()
     await _requests(options, publish)
@@ -60,7 +60,7 @@ async def _events_alone(options: argparse.Namespace) -> float:
 
 
 async def _round(options: argparse.Namespace, readers: int, stalled: int) -> tuple[float, int, int]:
-    """CPU as a share of a core, memory in bytes, and the bytes of a state."""
+    """Return CPU as a share of a core, memory in bytes, and the bytes of a state."""
     before = _resident()
     host = ExtensionHost(lambda services: FeedExtension(FeedConfig(), services), workers=range(1, options.workers + 1))
     async with AsyncExitStack() as stack:
@@ -107,7 +107,7 @@ class _Reader:
 
 
 def _stalled(url: str) -> socket.socket:
-    """A reader that asks, and then reads nothing."""
+    """Return a reader that asks, and then reads nothing."""
     host, port = url.removeprefix("http://").split(":")
     reader = socket.socket()
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -117,6 +117,6 @@ def _stalled(url: str) -> socket.socket:
 
 
 def _resident() -> int:
-    """Bytes of memory of this process."""
+    """Return bytes of memory of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()

@@ -51,7 +51,7 @@ class ResponseParser:
         self._until_eof = False
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next piece and return the body bytes in it. Raises BadResponse."""
+        """Take the next piece and return the body bytes in it. Raise BadResponse."""
         if self.done:
             raise BadResponse("bytes came after the end of the response")
         if self._held:
@@ -73,7 +73,10 @@ class ResponseParser:
         return body
 
     def feed_eof(self) -> None:
-        """The peer closed. Ends a body that has no length; raises BadResponse if anything is still to come."""
+        """Handle the close of the peer.
+
+        End a body that has no length; raises BadResponse if anything is still to come.
+        """
         self.keep_alive = False
         if self._until_eof:
             self.done = True
@@ -81,7 +84,7 @@ class ResponseParser:
             raise BadResponse("the connection was closed before the response was complete")
 
     def _read_head(self, data: bytes) -> int:
-        """Read the head, past any 1xx answers. Returns where the body (or the unread rest) starts."""
+        """Read the head, past any 1xx answers. Return where the body (or the unread rest) starts."""
         start = 0
         while (end := data.find(b"\r\n\r\n", start)) >= 0:
             head = data[start : end + 2]
@@ -183,7 +186,7 @@ class EventCounter:
             self.first_content = now
 
     def ending(self) -> "StreamEnding":
-        """How the stream ended, from its last lines."""
+        """Return how the stream ended, from its last lines."""
         last = b"".join(self._recent)
         finish = _FINISH.findall(last)
         tokens = _COMPLETION_TOKENS.findall(last)
@@ -228,7 +231,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str) -> "Endpoint":
-        """From a base URL, with or without a closing `/v1`. Raises ValueError naming what is wrong."""
+        """Parse a base URL, with or without a closing `/v1`. Raise ValueError naming what is wrong."""
         parts = urlsplit(url)
         if parts.scheme != "http":
             raise ValueError(f"{url!r}: only http:// can be measured")
@@ -237,11 +240,11 @@ class Endpoint:
         return cls(parts.hostname, parts.port or 80, parts.path.rstrip("/").removesuffix("/v1"))
 
     def get(self, path: str) -> bytes:
-        """The bytes of a GET request."""
+        """Return the bytes of a GET request."""
         return f"GET {self.prefix}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n\r\n".encode()
 
     def post(self, path: str, body: bytes) -> bytes:
-        """The bytes of a POST request with a JSON body."""
+        """Return the bytes of a POST request with a JSON body."""
         head = (
             f"POST {self.prefix}{path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -264,7 +267,7 @@ class Connection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, endpoint: Endpoint) -> "Connection":
-        """Connect within CONNECT_DEADLINE. Raises OSError or TimeoutError."""
+        """Connect within CONNECT_DEADLINE. Raise OSError or TimeoutError."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(CONNECT_DEADLINE):
             _, connection = await loop.create_connection(cls, endpoint.host, endpoint.port)
@@ -278,7 +281,7 @@ class Connection(asyncio.Protocol):
     async def exchange(self, request: bytes, *, stream: bool, timeout: float) -> Reply:
         """Send `request` and return the response; `timeout` is in seconds.
 
-        The connection is unusable after a failure. Raises TimeoutError, ConnectionError or BadResponse.
+        The connection is unusable after a failure. Raise TimeoutError, ConnectionError or BadResponse.
         """
         if self._transport is None or self._transport.is_closing():
             raise ConnectionError("the connection is closed")
@@ -364,7 +367,7 @@ class Connection(asyncio.Protocol):
 
 
 async def fetch(endpoint: Endpoint, path: str, *, timeout: float) -> Reply:
-    """GET `path` on a connection of its own; `timeout` (seconds) is for the exchange. Raises what `exchange` raises."""
+    """GET `path` on a connection of its own; `timeout` (seconds) is for the exchange. Raise what `exchange` raises."""
     connection = await Connection.open(endpoint)
     try:
         return await connection.exchange(endpoint.get(path), stream=False, timeout=timeout)

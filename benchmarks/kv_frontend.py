@@ -42,13 +42,13 @@ workers:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks kv-frontend`."""
+    """Add the options of `python -m benchmarks kv-frontend`."""
     parser.add_argument("--requests", type=int, default=600, help="requests of one measurement (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each figure (default %(default)s)")
 
 
 def run_kv_frontend(options: argparse.Namespace) -> int:
-    """Prints the figures; returns the exit code: 1 if one of them is above what is promised, or a server failed."""
+    """Print the figures; return the exit code: 1 if one of them is above what is promised, or a server failed."""
     return run_reporting(_measure(options), (ChildFailed, TimeoutError), f"not done after {_DEADLINE:g} s")
 
 
@@ -94,7 +94,7 @@ async def _start(children: Children, folder: Path, model: Path, router: str) -> 
 
 
 async def _cpu(side: Target, prompts: list[str]) -> float:
-    """CPU seconds of the frontend for one request."""
+    """Return CPU seconds of the frontend for one request."""
     bodies = (msgspec.json.encode({"model": side.model, "prompt": prompt, "max_tokens": 4}) for prompt in prompts)
     cpu, _ = await cpu_per_request(side, "/v1/completions", bodies, clients=8)
     return cpu
@@ -105,5 +105,5 @@ def _prompt(draw: random.Random, words: int) -> str:
 
 
 def _words_of(tokens: int) -> int:
-    """How many made-up words make about so many tokens of the tiny tokenizer: a space and five digits each."""
+    """Return how many made-up words make about so many tokens of the tiny tokenizer: a space and five digits each."""
     return tokens // 6

@@ -44,7 +44,7 @@ WORST: Final = "worst case"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks kv`."""
+    """Add the options of `python -m benchmarks kv`."""
     parser.add_argument("--ranks", type=int, default=64, help="workers of one rank each (default %(default)s)")
     parser.add_argument("--stored", type=int, default=1_000_000, help="blocks that all hold (default %(default)s)")
     parser.add_argument("--blocks", type=int, default=512, help="full blocks of the prompt (default %(default)s)")
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_kv(options: argparse.Namespace) -> int:
-    """Prints the figures; returns the exit code: 1 if one of them is above what is promised."""
+    """Print the figures; return the exit code: 1 if one of them is above what is promised."""
     return asyncio.run(_run(options))
 
 
@@ -89,7 +89,7 @@ class Fleet:
         return self._all
 
     async def decide(self, tokens: list[int], name: str) -> None:
-        """A whole decision: hashing, choice, and the accounting of a request that comes, is prefilled, and leaves."""
+        """Decide, with hashing, choice, and the accounting of a request that comes, is prefilled, and leaves."""
         asked = RoutingRequest(PreprocessedRequest(token_ids=tokens), name)
         route = await self.router.route(asked, self)
         reservation = self.reserve(route, asked, name)
@@ -97,7 +97,7 @@ class Fleet:
         reservation.release()
 
     def reserve(self, route: Route, asked: RoutingRequest, name: str) -> Any:
-        """Counts a request in."""
+        """Count a request in."""
         return self.tracker.reserve(
             route,
             name,
@@ -138,7 +138,7 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 def _mixes(options: argparse.Namespace) -> dict[str, list[int]]:
-    """How many blocks of the prompt each rank holds."""
+    """Return how many blocks of the prompt each rank holds."""
     ranks, blocks = options.ranks, options.blocks
     return {
         "no worker holds any of it": [0] * ranks,
@@ -165,7 +165,7 @@ def _ingest(fleet: Fleet, stored: int, draw: random.Random) -> float:
 
 
 def _ingest_messages(fleet: Fleet, draw: random.Random, size: int, together: int) -> float:
-    """Of one new worker's messages, decoding included."""
+    """Ingest one new worker's messages, decoding included."""
     encode = msgspec.msgpack.Encoder().encode
     total = 50_000 // size * size
     router, worker = fleet.router, 1
@@ -210,7 +210,7 @@ def _hold(fleet: Fleet, tokens: list[int], depths: Sequence[int]) -> None:
 
 
 async def _load(fleet: Fleet, tokens: list[int], active: int, draw: random.Random) -> list[Any]:
-    """Running requests: on each rank one that shares the prompt's first half, and others that share nothing."""
+    """Return running requests: on each rank one that shares the prompt's first half, and others that share nothing."""
     reservations = []
     for worker, instance in fleet.instances.items():
         for number in range(active):
@@ -223,7 +223,7 @@ async def _load(fleet: Fleet, tokens: list[int], active: int, draw: random.Rando
 
 
 async def _median(work: Callable[[], Any], rounds: int, times: int = 300) -> float:
-    """Microseconds of one call."""
+    """Return microseconds of one call."""
     found = []
     for _ in range(rounds):
         begun = thread_time()

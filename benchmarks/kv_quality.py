@@ -86,7 +86,7 @@ ROUTERS: Final[Mapping[str, MakeRouter]] = {
 
 
 def _sticky(services: RouterServices, config: KvConfig) -> Router:
-    """A router that keeps chats with their workers, around `kv`."""
+    """Return a router that keeps chats with their workers, around `kv`."""
     return AffinityRouter(
         AffinityConfig(then=PluginRef(use="kv")), replace(services, inner=lambda ref: KvRouter(config, services))
     )
@@ -94,8 +94,11 @@ def _sticky(services: RouterServices, config: KvConfig) -> Router:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one request: when it was asked and seconds to its first token, who answered, tokens of its prompt,
-    and how many of these the worker had."""
+    """What became of one request.
+
+    When it was asked and seconds to its first token, who answered, tokens of its prompt, and how many of these the
+    worker had.
+    """
 
     asked: float
     ttft: float
@@ -119,7 +122,7 @@ class Quality:
 
     @classmethod
     def of(cls, answers: Sequence[Answer], workers: int = WORKERS) -> "Quality":
-        """Those of at least one answer."""
+        """Return those of at least one answer."""
         times = sorted(answer.ttft for answer in answers)
         asked = sum(answer.prompt_tokens for answer in answers)
         requests: Counter[int] = Counter()
@@ -139,14 +142,14 @@ class Quality:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks kv-quality`."""
+    """Add the options of `python -m benchmarks kv-quality`."""
     parser.add_argument("--seed", type=int, default=1, help="of the traffic and of the routers (default %(default)s)")
     parser.add_argument("--svg", type=Path, help="draw the times to the first token into this file")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
 
 
 def run_kv_quality(options: argparse.Namespace) -> int:
-    """Prints the figures; returns the exit code: 1 if one of them is above what is promised."""
+    """Print the figures; return the exit code: 1 if one of them is above what is promised."""
     failed = False
     figures: dict[str, dict[str, Quality]] = {}
     panels = []
@@ -181,7 +184,7 @@ def _line(quality: Quality, base: Quality) -> str:
 
 
 def play(chats: Sequence[Chat], router: str, seed: int) -> list[Answer]:
-    """Asks all that is in a trace, in virtual time, with fresh workers; the answers that count, as they were asked."""
+    """Ask all that is in a trace, in virtual time, with fresh workers; the answers that count, as they were asked."""
     answers = run_at_once(_play(chats, ROUTERS[router], seed))
     answers.sort(key=lambda answer: answer.asked)
     return answers[int(len(answers) * WARM_UP) :]
@@ -210,7 +213,7 @@ class _SeededDiscovery(MemoryDiscovery):
 
 
 async def _start(stack: AsyncExitStack, make_router: MakeRouter, seed: int) -> Models:
-    """A frontend without HTTP and its workers, all of which can be routed to."""
+    """Return a frontend without HTTP and its workers, all of which can be routed to."""
     metrics = Metrics()
     transport = InprocTransport(PluginConfig(), metrics)
     stack.push_async_callback(transport.aclose)
@@ -261,7 +264,7 @@ async def _start(stack: AsyncExitStack, make_router: MakeRouter, seed: int) -> M
 
 
 async def _converse(models: Models, chat: Chat, number: int, begun: float, answers: list[Answer]) -> None:
-    """One chat, from its beginning to its end."""
+    """Run one chat from its beginning to its end."""
     await asyncio.sleep(begun + chat.begins - asyncio.get_running_loop().time())
     said = list(chat.opening)
     for count, turn in enumerate(chat.turns):
@@ -276,7 +279,7 @@ async def _converse(models: Models, chat: Chat, number: int, begun: float, answe
 async def _ask(
     models: Models, request: PreprocessedRequest, request_id: str, chat: str, answers: list[Answer]
 ) -> list[int]:
-    """The tokens of the answer."""
+    """Return the tokens of the answer."""
     clock = asyncio.get_running_loop().time
     asked, first = clock(), None
     told: list[int] = []
@@ -297,4 +300,4 @@ async def _ask(
 
 
 def _announce(_: str, **__: Any) -> None:
-    """No listener is told of workers that come and go."""
+    """Tell no listener of workers that come and go."""

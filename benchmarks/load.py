@@ -101,7 +101,7 @@ class _Tally:
 
 
 def request_body(target: Target, scenario: Scenario) -> bytes:
-    """The JSON body every request of the scenario has."""
+    """Return the JSON body every request of the scenario has."""
     body: dict[str, object] = {
         "model": target.model,
         "messages": [{"role": "user", "content": PROMPT}],
@@ -118,7 +118,7 @@ def request_body(target: Target, scenario: Scenario) -> bytes:
 async def measure(target: Target, scenario: Scenario) -> Measured:
     """Warm up, then run the scenario once and say what it cost.
 
-    A failed or wrong answer is counted, never raised. Raises ProcessLookupError when the process under test is gone.
+    A failed or wrong answer is counted, never raised. Raise ProcessLookupError when the process under test is gone.
     """
     warm = replace(scenario, seconds=WARM_UP_SECONDS, max_tokens=min(scenario.max_tokens, WARM_UP_TOKENS))
     connections: list[Connection | None] = [None] * scenario.clients
@@ -195,7 +195,7 @@ async def _drive(target: Target, scenario: Scenario, connections: list[Connectio
 
 
 def _fault(reply: Reply, scenario: Scenario, *, usage_asked: bool) -> str | None:
-    """What is wrong with an answer; None for a good one."""
+    """Return what is wrong with an answer; None for a good one."""
     if reply.status != 200:
         return f"status {reply.status}: {reply.body[:200].decode(errors='replace')}"
     if reply.stream is None:
@@ -232,7 +232,7 @@ def _ms(ordered: list[float], share: float) -> float | None:
 async def cpu_per_request(
     target: Target, path: str, bodies: Iterable[bytes], *, clients: int
 ) -> tuple[float, list[bytes]]:
-    """The CPU seconds that the target's meter counts for each of these requests, and what was replied.
+    """Return the CPU seconds that the target's meter counts for each of these requests, and what was replied.
 
     Raises:
         ChildFailed: a reply is no success.

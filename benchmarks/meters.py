@@ -24,7 +24,7 @@ class Meter(Protocol):
     """Reads the usage of a target."""
 
     async def read(self) -> Usage:
-        """The usage up to now."""
+        """Return the usage up to now."""
         ...
 
 
@@ -39,7 +39,7 @@ class ProcessMeter:
     children: bool = False
 
     async def read(self) -> Usage:
-        """Raises ProcessLookupError when the process is gone."""
+        """Raise ProcessLookupError when the process is gone."""
         pids = [self.pid, *(_descendants(self.pid) if self.children else ())]
         return Usage(sum(map(cpu_seconds, pids)), sum(map(peak_rss_mib, pids)))
 
@@ -51,7 +51,7 @@ class MetricsMeter:
     endpoint: Endpoint
 
     async def read(self) -> Usage:
-        """CPU is None when the server does not publish it."""
+        """Return the readings; CPU is None when the server does not publish it."""
         try:
             reply = await fetch(self.endpoint, "/metrics", timeout=10.0)
         except (OSError, TimeoutError, BadResponse):
@@ -61,14 +61,14 @@ class MetricsMeter:
 
 
 def cpu_seconds(pid: int) -> float:
-    """utime + stime of a process. Raises ProcessLookupError when it is gone."""
+    """Return utime + stime of a process. Raise ProcessLookupError when it is gone."""
     # The name in brackets may hold spaces and brackets; the fields after its last bracket are plain.
     fields = read_proc(pid, "stat").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 def peak_rss_mib(pid: int) -> float:
-    """The largest resident memory a process has had. Raises ProcessLookupError when it is gone."""
+    """Return the largest resident memory a process has had. Raise ProcessLookupError when it is gone."""
     for line in read_proc(pid, "status").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024
@@ -76,7 +76,7 @@ def peak_rss_mib(pid: int) -> float:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process has started and that live. Raises ProcessLookupError when it is gone."""
+    """Return the processes that a process has started and that live. Raise ProcessLookupError when it is gone."""
     found: list[int] = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -94,7 +94,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def read_proc(pid: int, name: str) -> str:
-    """A file of a process under /proc. Raises ProcessLookupError when it is gone."""
+    """Return a file of a process under /proc. Raise ProcessLookupError when it is gone."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text()
     except (FileNotFoundError, ProcessLookupError):

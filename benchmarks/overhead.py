@@ -79,7 +79,7 @@ Results = dict[int, dict[str, list[Measured]]]
 
 
 def in_process(name: str, stream: Stream) -> Target:
-    """A target in this process."""
+    """Return a target in this process."""
 
     async def ask(prompt: list[int], limit: int) -> Answer:
         begun, first, tokens = time.perf_counter(), 0.0, 0
@@ -97,7 +97,7 @@ def in_process(name: str, stream: Stream) -> Target:
 
 
 def of_engine(engine: LLMEngine) -> Target:
-    """An engine in this process, asked as a worker does."""
+    """Return an engine in this process, asked as a worker does."""
     numbers = itertools.count()
 
     async def stream(prompt: list[int], limit: int) -> AsyncIterator[Sequence[int]]:
@@ -110,7 +110,7 @@ def of_engine(engine: LLMEngine) -> Target:
 async def served(
     children: Children, folder: Path, engine: Mapping[str, Any], model: Path, *, processes: bool
 ) -> Target:
-    """`dynamo serve` with one worker, started in `children` with its files in `folder`: as one process, or as several.
+    """Start `dynamo serve` with one worker in `children`, files in `folder`: as one process, or as several.
 
     Raises:
         ChildFailed: it ended, or was not ready within READY.
@@ -144,7 +144,7 @@ class _Http:
         self._idle: list[Connection] = []
 
     async def ask(self, prompt: list[int], limit: int) -> Answer:
-        """One streamed answer."""
+        """Return one streamed answer."""
         reply = await self._post(prompt, limit, stream=True, stream_options={"include_usage": True})
         ending = reply.stream.ending() if reply.stream is not None else None
         if reply.status != 200 or ending is None or ending.completion_tokens is None:
@@ -153,7 +153,7 @@ class _Http:
         return Answer(reply.first_byte - reply.sent, reply.ended - reply.sent, ending.completion_tokens)
 
     async def tokens(self, prompt: list[int], limit: int) -> list[int]:
-        """The tokens of an answer."""
+        """Return the tokens of an answer."""
         reply = await self._post(prompt, limit, return_token_ids=True)
         if reply.status != 200:
             raise BadResponse(f"status {reply.status}: {reply.body[:200]!r}")
@@ -170,7 +170,7 @@ class _Http:
 
 
 def greedy(prompt: list[int], limit: int) -> PreprocessedRequest:
-    """A greedy request for exactly `limit` tokens."""
+    """Return a greedy request for exactly `limit` tokens."""
     return PreprocessedRequest(
         token_ids=prompt,
         stop_conditions=StopConditions(max_tokens=limit, ignore_eos=True),
@@ -179,7 +179,7 @@ def greedy(prompt: list[int], limit: int) -> PreprocessedRequest:
 
 
 def prompts(tokens: int) -> Iterator[list[int]]:
-    """Prompts of `tokens` tokens, give or take a quarter; the same ones in each run.
+    """Yield prompts of `tokens` tokens, give or take a quarter; the same ones in each run.
 
     They share nothing: no target profits from what it has cached. Nor from sizes that it has seen: GPU libraries keep
     what they worked out for a size, and real traffic hardly has the same ones again.
@@ -191,13 +191,13 @@ def prompts(tokens: int) -> Iterator[list[int]]:
 
 
 def longest(options: argparse.Namespace) -> int:
-    """Tokens of the longest prompt with its answer."""
+    """Return tokens of the longest prompt with its answer."""
     tokens: int = options.prompt + options.prompt // 4 + options.tokens
     return tokens
 
 
 def add_load(parser: argparse.ArgumentParser, *, streams: str, prompt: int, tokens: int, rounds: int) -> None:
-    """The options of a load, with the defaults given."""
+    """Add the options of a load, with the defaults given."""
     parser.add_argument("--streams", type=_levels, default=streams, help="answers at once, of each level (%(default)s)")
     parser.add_argument("--tokens", type=int, default=tokens, help="tokens of each answer (default %(default)s)")
     parser.add_argument(
@@ -213,7 +213,7 @@ def _levels(text: str) -> list[int]:
 
 
 async def measure(targets: Sequence[Target], options: argparse.Namespace) -> Results:
-    """Compares the tokens of all targets with those of the first, then measures each.
+    """Compare the tokens of all targets with those of the first, then measure each.
 
     Raises:
         RuntimeError: an answer has other tokens than the first target's, or not as many as asked for.
@@ -277,7 +277,7 @@ async def _round(target: Target, asked: Sequence[list[int]], limit: int) -> Meas
 
 
 def publish(results: Results, options: argparse.Namespace, about: Mapping[str, object]) -> None:
-    """Prints a table per level, and writes the JSON where wanted."""
+    """Print a table per level, and write the JSON where wanted."""
     rounds = min(len(taken) for targets in results.values() for taken in targets.values())
     print(
         f"prompts of {options.prompt} tokens on average, answers of {options.tokens}, {LOOP_NAME}, "

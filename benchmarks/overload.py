@@ -121,7 +121,7 @@ class _Server:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks overload`."""
+    """Add the options of `python -m benchmarks overload`."""
     parser.add_argument("--seconds", type=float, default=60.0, help="how long too many come (default %(default)g)")
     parser.add_argument("--patience", type=float, default=10.0, help="seconds a client waits (default %(default)g)")
     parser.add_argument("--svg", type=Path, help="write a picture to this file")
@@ -129,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_overload(options: argparse.Namespace) -> int:
-    """Prints the figures; returns the exit code: 1 if one of them is not what is promised, or a server failed."""
+    """Print the figures; return the exit code: 1 if one of them is not what is promised, or a server failed."""
     return run_reporting(
         _measure(options), (ChildFailed, BadResponse, TimeoutError, OSError), "the measurement did not end in time"
     )
@@ -179,7 +179,7 @@ class Fairness:
         return self.during / self.before if self.before and self.during else None
 
     def line(self) -> str:
-        """For a reader."""
+        """Return the line for a reader."""
         ratio = "?" if self.ratio is None else f"{self.ratio:.2f}"
         return (
             f"fair-queue: p95 TTFT of a quiet tenant {_ms(self.before)}, and {_ms(self.during)} while another sends "
@@ -203,7 +203,7 @@ class _Bench:
         self._started = 0
 
     async def capacity(self, seconds: float) -> float:
-        """Answers a second while there is always more to do."""
+        """Answer a second while there is always more to do."""
         async with Children(self._folder, None) as children:
             server = await self._start(children, "none")
             began = perf_counter()
@@ -211,7 +211,7 @@ class _Bench:
             return rate(attempts, began + 0.3 * seconds, began + seconds)
 
     async def overload(self, mode: str, capacity: float, seconds: float, usual: float, patience: float) -> Outcome:
-        """The usual load, then too much of it, then a client that comes when all have left."""
+        """Return the usual load, then too much of it, then a client that comes when all have left."""
         async with Children(self._folder, None) as children:
             server = await self._start(children, mode)
             client = server.client(patience=patience, attempts=8)
@@ -241,7 +241,7 @@ class _Bench:
         )
 
     async def fairness(self, capacity: float, seconds: float, patience: float) -> Fairness:
-        """A quiet tenant beside another: at first within its share, then far above it."""
+        """Return a quiet tenant beside another: at first within its share, then far above it."""
         async with Children(self._folder, None) as children:
             server = await self._start(children, "fair-queue", tenants=("quiet", "loud"))
             phases = []
@@ -256,7 +256,7 @@ class _Bench:
         return Fairness(ttft(before, 0.95), ttft(during, 0.95), len(during), lost)
 
     async def refusals(self, mode: str, count: int = 4000, clients: int = 4) -> Cost:
-        """What it costs to refuse, while nothing else happens: the workers are full of requests that never go on."""
+        """Measure the cost of a refusal, without other load: the workers are full of requests that never go on."""
         async with Children(self._folder, None) as children:
             server = await self._start(children, mode, step=600_000, wait=600)
             holder = server.client(patience=600.0)
@@ -316,7 +316,10 @@ class _Bench:
 
 
 async def _probe(client: Client) -> float | None:
-    """Seconds until one who comes anew, and again each quarter of a second, has the first text; None if never."""
+    """Return seconds until one who comes anew, and again each quarter of a second, has the first text.
+
+    None if never.
+    """
     began = perf_counter()
     while perf_counter() - began < 2 * PROBE:
         met = await client.ask()
@@ -327,7 +330,7 @@ async def _probe(client: Client) -> float | None:
 
 
 async def _left(endpoint: Endpoint, seconds: float = 15.0) -> dict[str, float]:
-    """What is counted for requests after all have ended, if it still is after so many seconds."""
+    """Return what is counted for requests after all have ended, if it still is after so many seconds."""
     deadline = perf_counter() + seconds
     while True:
         page = (await fetch(endpoint, "/metrics", timeout=10.0)).body.decode()
@@ -338,7 +341,7 @@ async def _left(endpoint: Endpoint, seconds: float = 15.0) -> dict[str, float]:
 
 
 async def _refused(endpoint: Endpoint, count: int, clients: int) -> list[float]:
-    """Times of requests that are all refused, in seconds."""
+    """Return times of requests that are all refused, in seconds."""
     request = endpoint.post("/v1/chat/completions", body_of("m", PROMPT, TOKENS[0]))
     times: list[float] = []
 
@@ -360,7 +363,7 @@ async def _refused(endpoint: Endpoint, count: int, clients: int) -> list[float]:
 
 
 def sums_of(page: str, names: tuple[str, ...]) -> dict[str, float]:
-    """The sums of metrics over all their labels, of a page that Prometheus reads."""
+    """Return the sums of metrics over all their labels, of a page that Prometheus reads."""
     sums = dict.fromkeys(names, 0.0)
     for line in page.splitlines():
         name = line.partition(" ")[0].partition("{")[0]
@@ -370,7 +373,7 @@ def sums_of(page: str, names: tuple[str, ...]) -> dict[str, float]:
 
 
 def table(outcomes: Mapping[str, Outcome], capacity: float) -> str:
-    """The figures, a column for each admission."""
+    """Return the figures, a column for each admission."""
     rows: list[tuple[str, list[str]]] = [("", list(outcomes))]
     all_of = list(outcomes.values())
     rows.append(("goodput, requests/s", [f"{one.goodput:.1f}" for one in all_of]))
@@ -387,7 +390,10 @@ def table(outcomes: Mapping[str, Outcome], capacity: float) -> str:
 
 
 def misses(outcomes: Mapping[str, Outcome], capacity: float, fair: Fairness, costs: Mapping[str, Cost]) -> list[str]:
-    """What is promised and was not found. Nothing is promised for `none` but that its books are even in the end."""
+    """Return what is promised and was not found.
+
+    Nothing is promised for `none` but that its books are even in the end.
+    """
     found: list[str] = []
     for mode, one in outcomes.items():
         if one.left:
@@ -413,7 +419,7 @@ def misses(outcomes: Mapping[str, Outcome], capacity: float, fair: Fairness, cos
 
 
 def plot(outcomes: Mapping[str, Outcome], capacity: float) -> str:
-    """Goodput and times over the seconds of the overload, as SVG."""
+    """Return goodput and times over the seconds of the overload, as SVG."""
     return picture(
         [
             Panel(

@@ -50,7 +50,7 @@ class Client:
     key: str | None = None
 
     async def ask(self, number: int = 0, which: int = 0) -> Attempt:
-        """Asks once, on a connection of its own, for the body with the number `which`."""
+        """Ask once, on a connection of its own, for the body with the number `which`."""
         began = perf_counter()
         received = bytearray()
         first: float | None = None
@@ -88,7 +88,7 @@ class Client:
 
 
 def body_of(model: str, prompt: str, tokens: int) -> bytes:
-    """A streamed chat of exactly so many tokens."""
+    """Return a streamed chat of exactly so many tokens."""
     return msgspec.json.encode(
         {
             "model": model,
@@ -101,7 +101,10 @@ def body_of(model: str, prompt: str, tokens: int) -> bytes:
 
 
 def pause(attempt: int, told: str | None, chance: float) -> float:
-    """Seconds before the next attempt: what ``Retry-After`` said, or longer each time; `chance` is from 0 to 1."""
+    """Return seconds before the next attempt: what ``Retry-After`` said, or longer each time.
+
+    `chance` is from 0 to 1.
+    """
     return min((int(told) if told is not None and told.isdigit() else 2.0**attempt) + chance, _LONGEST)
 
 
@@ -117,7 +120,7 @@ class Load:
         self.came = 0
 
     async def run(self, seconds: float) -> None:
-        """Lets clients come for so long; clients that are not done then leave."""
+        """Let clients come for so long; clients that are not done then leave."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         arrival = began
@@ -142,7 +145,7 @@ class Load:
 
 
 async def closed_loop(client: Client, clients: int, seconds: float) -> list[Attempt]:
-    """What so many clients meet that ask again at once, for so long."""
+    """Return what so many clients meet that ask again at once, for so long."""
     attempts: list[Attempt] = []
     draw = random.Random(1)
 
@@ -160,12 +163,12 @@ async def closed_loop(client: Client, clients: int, seconds: float) -> list[Atte
 
 
 def rate(attempts: Iterable[Attempt], begin: float, end: float, outcome: str = ANSWERED) -> float:
-    """How many a second had this outcome between two times."""
+    """Return how many a second had this outcome between two times."""
     return sum(begin <= one.ended < end and one.outcome == outcome for one in attempts) / (end - begin)
 
 
 def ttft(attempts: Iterable[Attempt], share: float, begin: float = 0.0) -> float | None:
-    """A percentile of the time to the first text, in seconds, of answers to what was asked after a time."""
+    """Return a percentile of the time to the first text, in seconds, of answers to what was asked after a time."""
     values = sorted(one.ttft for one in attempts if one.ttft is not None and one.began >= begin)
     return percentile(values, share) if values else None
 
@@ -173,7 +176,7 @@ def ttft(attempts: Iterable[Attempt], share: float, begin: float = 0.0) -> float
 def by_second(
     attempts: Iterable[Attempt], begin: float, seconds: int, figure: Callable[[list[Attempt]], float | None]
 ) -> list[float | None]:
-    """A figure of what ended in each second."""
+    """Return a figure of what ended in each second."""
     bins: list[list[Attempt]] = [[] for _ in range(seconds)]
     for one in attempts:
         at = int(one.ended - begin)

@@ -21,7 +21,7 @@ class Panel:
 
 
 def picture(panels: Sequence[Panel]) -> str:
-    """The panels, one below the other."""
+    """Return the panels, one below the other."""
     height = _HEIGHT * len(panels)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
@@ -76,7 +76,7 @@ def _panel(panel: Panel) -> list[str]:
 
 
 def _unbroken(line: Sequence[float | None]) -> list[list[tuple[int, float]]]:
-    """The parts of a line between gaps."""
+    """Return the parts of a line between gaps."""
     parts: list[list[tuple[int, float]]] = [[]]
     for at, value in enumerate(line):
         if value is None:
@@ -87,7 +87,7 @@ def _unbroken(line: Sequence[float | None]) -> list[list[tuple[int, float]]]:
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 4, 6, 8 times a power of ten."""
+    """Return the next of 1, 2, 4, 6, 8 times a power of ten."""
     scale = 1e-6
     while True:
         for step in (1, 2, 4, 6, 8):

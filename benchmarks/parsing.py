@@ -35,14 +35,14 @@ _WORDS: Final = "Here is what I have found in the file, line by line, and what I
 
 
 def engine(parser: str) -> str:
-    """The keys of a mocker that answers so, as fast as it can: more words than any request asks for."""
+    """Return the keys of a mocker that answers so, as fast as it can: more words than any request asks for."""
     call, _ = CALLS[parser]
     text = _THOUGHTS + _WORDS + (call + "\n" + _WORDS) * 20
     return f"speedup_ratio: 0, output: script, script: [{{text: {json.dumps(text, ensure_ascii=False)}}}]"
 
 
 def add_markers(folder: Path, parser: str) -> None:
-    """Gives the tokenizer of a folder the markup as special tokens, as the models of the format have it."""
+    """Give the tokenizer of a folder the markup as special tokens, as the models of the format have it."""
     from tokenizers import Tokenizer
 
     path = str(folder / "tokenizer.json")

@@ -36,7 +36,7 @@ class Panel:
 
 
 def curves_svg(panels: Sequence[Panel], x_label: str, y_label: str) -> str:
-    """Of each sample which share of it is at most so much, over a logarithmic axis; panels beside each other."""
+    """Draw of each sample which share of it is at most so much, over a logarithmic axis; panels beside each other."""
     width = len(panels) * (_WIDTH + _LEFT) + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {_TOP + _HEIGHT + _BOTTOM}" '

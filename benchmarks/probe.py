@@ -85,7 +85,7 @@ class ModelText:
         self.pieces = [msgspec.json.encode(decode([token], skip_special_tokens=False))[1:-1] for token in range(size)]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text that writes its special tokens itself."""
+        """Return the ids of a text that writes its special tokens itself."""
         ids: list[int] = self._library.encode(text, add_special_tokens=False).ids
         return ids
 
@@ -196,7 +196,7 @@ class Front:
         return request_id
 
     def forget(self, request_id: int) -> None:
-        """The client of a request has gone: its tokens are dropped."""
+        """Drop the tokens of a request whose client has gone."""
         self._live.pop(request_id, None)
 
     def take(self, pairs: array[int]) -> None:
@@ -282,7 +282,7 @@ class Http(asyncio.Protocol):
             self._text = []
 
     def token(self, text: bytes) -> None:
-        """A token has come: an event of a stream, a part of a unary answer."""
+        """Record that a token has come: an event of a stream, a part of a unary answer."""
         self._tokens += 1
         if self._body.stream:
             self._write(self._event(text), b"")
@@ -290,7 +290,7 @@ class Http(asyncio.Protocol):
             self._text.append(text)
 
     def last(self, text: bytes) -> None:
-        """The last token has come."""
+        """Record that the last token has come."""
         self._tokens += 1
         if self._body.stream:
             self._write(self._event(text) + self._closing_events(), b"0\r\n\r\n")
@@ -345,7 +345,7 @@ class Remote:
         self._link: Framed | None = None
 
     async def connect(self, port: int) -> Framed:
-        """Connect to the worker, which may still be starting (10 s). Raises OSError."""
+        """Connect to the worker, which may still be starting (10 s). Raise OSError."""
         loop = asyncio.get_running_loop()
         for tries_left in reversed(range(CONNECT_TRIES)):
             try:
@@ -368,7 +368,7 @@ class Remote:
 
 
 def worker_protocol(step_s: float) -> Framed:
-    """The worker's side of one front: each connection has a worker of its own."""
+    """Return the worker's side of one front: each connection has a worker of its own."""
     worker: Worker
 
     def read(link: Framed, frames: list[bytes]) -> None:
@@ -382,7 +382,7 @@ def worker_protocol(step_s: float) -> Framed:
 
 
 def inproc_front(text: Text, step_s: float) -> Front:
-    """A front with its worker in the same process."""
+    """Return a front with its worker in the same process."""
 
     def submit(request_id: int, tokens: int, prompt: Sequence[int]) -> None:
         worker.add(request_id, tokens)
@@ -416,7 +416,7 @@ async def _main(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The command line described at the top of this file."""
+    """Run the command described at the top of this file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description="A bare server to measure against.")
     parser.add_argument("role", choices=("worker", "front"))
     parser.add_argument("--port", type=int, required=True)

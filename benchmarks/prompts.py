@@ -37,13 +37,13 @@ _SYLLABLES: Final = ("ba", "ke", "li", "mo", "nu", "ra", "se", "ti", "vo", "zu",
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks prompts`."""
+    """Add the options of `python -m benchmarks prompts`."""
     parser.add_argument("--requests", type=int, default=1500, help="requests of one measurement (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each figure (default %(default)s)")
 
 
 def run_prompts(options: argparse.Namespace) -> int:
-    """Prints the figures; returns the exit code: 1 if one of them is above what is promised, or a server failed."""
+    """Print the figures; return the exit code: 1 if one of them is above what is promised, or a server failed."""
     return run_reporting(_measure(options), (ChildFailed, TimeoutError), f"not done after {_DEADLINE:g} s")
 
 
@@ -70,7 +70,7 @@ class _Prompts:
         return iter(self._kinds)
 
     def make(self, kind: str, count: int) -> list[str]:
-        """Prompts of a kind."""
+        """Return prompts of a kind."""
         return [self._kinds[kind]() for _ in range(count)]
 
 
@@ -102,7 +102,7 @@ async def _measure(options: argparse.Namespace) -> int:
 
 
 async def _cpu(target: Target, prompts: list[str]) -> tuple[float, float]:
-    """CPU seconds of the frontend for one request, and the mean number of tokens of the prompts."""
+    """Return CPU seconds of the frontend for one request, and the mean number of tokens of the prompts."""
     bodies = (
         msgspec.json.encode(
             {"model": target.model, "messages": [{"role": "user", "content": prompt}], "max_tokens": 16}

@@ -64,16 +64,16 @@ class Fleet:
         self.leases: dict[int, Lease] = {}
 
     async def add(self, number: int) -> list[int]:
-        """Registers so many more; their ids."""
+        """Register so many more; their ids."""
         return [await self._register() for _ in range(number)]
 
     async def remove(self, ids: list[int]) -> None:
-        """Lets these leave in order."""
+        """Let these leave in order."""
         for instance_id in ids:
             await self.leases.pop(instance_id).aclose()
 
     async def churn(self) -> tuple[int, int]:
-        """The one that has been there longest leaves, another comes; who left and who came."""
+        """Return the one that has been there longest leaves, another comes; who left and who came."""
         oldest = next(iter(self.leases))
         await self.remove([oldest])
         return oldest, (await self.add(1))[0]
@@ -150,13 +150,13 @@ class Watcher:
         return self.model.groups["aggregated"].pool
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns once something holds, looked at after each change; TimeoutError after a minute."""
+        """Return once something holds, looked at after each change; TimeoutError after a minute."""
         async with asyncio.timeout(60):
             while not condition():
                 await self.models.changed()
 
     async def serve(self, ids: list[int]) -> None:
-        """Answers for these workers."""
+        """Answer for these workers."""
         for instance_id in ids:
             self._served[instance_id] = await self.transport.serve(instance_id, GENERATE, self._handler(instance_id))
 
@@ -176,7 +176,7 @@ class Watcher:
 
 @asynccontextmanager
 async def directory(name: str, folder: str | None = None) -> AsyncIterator[Discovery]:
-    """A running discovery plugin; `folder` is where the one of that kind keeps its files."""
+    """Yield a running discovery plugin; `folder` is where the one of that kind keeps its files."""
     cls = cast("type[Discovery]", PluginLoader().load("discovery", name))
     made = cls(cls.Config(**({} if folder is None else {"path": folder})), Metrics())
     try:
@@ -195,7 +195,7 @@ class Elsewhere:
 
     @classmethod
     async def start(cls, folder: str, size: int) -> "Elsewhere":
-        """Returns once `size` workers are registered in the folder."""
+        """Return once `size` workers are registered in the folder."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks", "registrations", "--hold", folder, "--sizes", str(size),
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -213,7 +213,7 @@ class Elsewhere:
         return left, came
 
     async def aclose(self) -> None:
-        """Lets all leave, and ends the process."""
+        """Let all leave, and end the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
@@ -228,7 +228,7 @@ class Elsewhere:
 
 
 async def _hold(folder: str, size: int) -> int:
-    """What the process of `Elsewhere` does: a line of all ids, then one of who left and who came for each line read."""
+    """Run the process of `Elsewhere`: a line of all ids, then one of those that left and came for each line read."""
     async with directory("file", folder) as workers:
         fleet = Fleet(workers)
         print(*await fleet.add(size), flush=True)
@@ -238,7 +238,7 @@ async def _hold(folder: str, size: int) -> int:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks registrations`."""
+    """Add the options of `python -m benchmarks registrations`."""
     parser.add_argument("--hold", metavar="FOLDER", help=argparse.SUPPRESS)
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="numbers of workers (default %(default)s)")
     parser.add_argument("--changes", type=int, default=50, help="workers that leave and come (default %(default)s)")
@@ -304,7 +304,7 @@ async def _knowing_in_files(size: int, changes: int) -> None:
 
 
 async def _snapshot(watcher: Watcher, size: int) -> float:
-    """CPU seconds until all are known."""
+    """Return CPU seconds until all are known."""
     gc.collect()
     begun = time.process_time()
     watcher.models.start()
@@ -315,7 +315,10 @@ async def _snapshot(watcher: Watcher, size: int) -> float:
 async def _changes(
     watcher: Watcher, churn: Callable[[], Awaitable[tuple[int, int]]], changes: int, alone: float
 ) -> tuple[float, float]:
-    """CPU seconds of one worker that leaves and one that comes, without what the workers' side took; and at rest."""
+    """Return CPU seconds of one worker that leaves and one that comes, without what the workers' side took.
+
+    And at rest.
+    """
     begun = time.process_time()
     for _ in range(changes):
         left, came = await churn()
@@ -332,7 +335,7 @@ def _row(name: str, size: int, snapshot: float, change: float, rest: float) -> N
 
 
 async def _choosing(name: str, size: int, options: argparse.Namespace) -> float:
-    """Microseconds to choose a worker and to count the request in and out, with some running on every worker."""
+    """Return microseconds to choose a worker and to count the request in and out, with some running on every worker."""
     async with directory("memory") as place, AsyncExitStack() as stack:
         fleet, watcher = Fleet(place), Watcher(place, stack)
         await fleet.add(size)
@@ -361,7 +364,7 @@ async def _place(router: Router, pool: Pool, tracker: LoadTracker, request_id: s
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keeps the collector out of a measurement."""
+    """Keep the collector out of a measurement."""
     gc.collect()
     gc.disable()
     try:

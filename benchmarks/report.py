@@ -60,12 +60,15 @@ class Block:
 
 
 def table(blocks: Sequence[Block]) -> str:
-    """All blocks as aligned text; a figure is the median of its rounds with the smallest and largest behind it."""
+    """Return all blocks as aligned text.
+
+    A figure is the median of its rounds with the smallest and largest behind it.
+    """
     return "\n\n".join(_block_table(block) for block in blocks)
 
 
 def document(blocks: Sequence[Block], settings: Mapping[str, object]) -> dict[str, object]:
-    """Everything measured, round by round, with the medians and ratios, for machines to read."""
+    """Return everything measured, round by round, with the medians and ratios, for machines to read."""
     return {
         "taken_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
@@ -120,7 +123,7 @@ def _block_document(block: Block) -> dict[str, object]:
 
 
 def _ratio(block: Block, row: Row[Measured]) -> Spread | None:
-    """First target by second, round by round: a noisy second then spoils one pair, not the comparison."""
+    """Return first target by second, round by round: a noisy second then spoils one pair, not the comparison."""
     first, second = block.rounds.values()
     return spread(ratio(row.value(mine), row.value(base)) for mine, base in zip(first, second, strict=True))
 

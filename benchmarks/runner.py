@@ -19,12 +19,15 @@ Plan = Sequence[tuple[Scenario, Sequence[Target]]]
 
 
 def quick(scenario: Scenario) -> Scenario:
-    """A short form of a scenario: it starts no request after a second, which is one wave of the paced load."""
+    """Return a short form of a scenario: it starts no request after a second, which is one wave of the paced load."""
     return replace(scenario, seconds=min(scenario.seconds, QUICK_SECONDS))
 
 
 def chosen_rounds(asked: int | None, *, quick: bool) -> int:
-    """How often to measure each scenario: what was asked for, at least 1; else 1 in quick mode and 3 otherwise."""
+    """Return how often to measure each scenario: what was asked for, at least 1.
+
+    Else 1 in quick mode and 3 otherwise.
+    """
     if asked is not None:
         return max(asked, 1)
     return 1 if quick else ROUNDS
@@ -59,13 +62,13 @@ def publish(blocks: Sequence[Block], settings: Mapping[str, object], json_path: 
 
 
 def two_cpus() -> tuple[int, int] | None:
-    """A CPU for the client and another for the servers; None where only one may be used."""
+    """Return a CPU for the client and another for the servers; None where only one may be used."""
     allowed = sorted(os.sched_getaffinity(0))
     return (allowed[0], allowed[-1]) if len(allowed) > 1 else None
 
 
 def pin_client(pin: bool) -> tuple[int, int] | None:
-    """Keeps this process on the first of two CPUs, and returns both; None where all are shared."""
+    """Keep this process on the first of two CPUs, and return both; None where all are shared."""
     cpus = two_cpus() if pin else None
     if cpus is None:
         print("client and servers share all CPUs")

@@ -32,7 +32,7 @@ SCENARIOS: Final = {scenario.name: scenario for scenario in _ALL}
 
 
 def chosen(names: str) -> list[Scenario]:
-    """The scenarios of a comma-separated list. Raises ValueError naming the ones that exist."""
+    """Return the scenarios of a comma-separated list. Raise ValueError naming the ones that exist."""
     picked: list[Scenario] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
         if name not in SCENARIOS:

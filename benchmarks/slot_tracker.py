@@ -36,7 +36,7 @@ Calls = dict[str, Sequence[tuple[str, msgspec.Struct]]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks slot-tracker`."""
+    """Add the options of `python -m benchmarks slot-tracker`."""
     parser.add_argument("--ranks", type=int, default=64, help="ranks of all workers together (default %(default)s)")
     parser.add_argument(
         "--blocks", type=int, nargs="+", default=[16, 128, 512], help="blocks of a prompt (default %(default)s)"
@@ -95,7 +95,7 @@ def _workers(ranks: int) -> Iterator[Registration]:
 
 
 def _hashes(number: int, blocks: int) -> list[int]:
-    """A prompt of its own after the shared beginning; numbers as large as hashes are."""
+    """Return a prompt of its own after the shared beginning; numbers as large as hashes are."""
     shared = min(SHARED, blocks // 2)
     own = range(number * blocks, number * blocks + blocks - shared)
     return [(value + 1) * 0x9E3779B97F4A7C15 % 2**63 for value in (*range(10**12, 10**12 + shared), *own)]
@@ -114,7 +114,7 @@ def _addition(number: int, ranks: int, blocks: int) -> Addition:
 
 
 def _calls(options: argparse.Namespace, blocks: int, round_number: int) -> Calls:
-    """What is called in one round, in order of path. Nothing is left of it afterwards."""
+    """Return what is called in one round, in order of path. Nothing is left of it afterwards."""
     first = options.ranks * ACTIVE + round_number * options.calls
     numbers = range(first, first + options.calls)
     additions = [_addition(number, options.ranks, blocks) for number in numbers]
@@ -131,7 +131,7 @@ def _calls(options: argparse.Namespace, blocks: int, round_number: int) -> Calls
 
 
 def _accounting(options: argparse.Namespace, blocks: int) -> dict[str, float]:
-    """CPU seconds of a call without HTTP and JSON."""
+    """Return CPU seconds of a call without HTTP and JSON."""
     registry = Registry()
     for worker in _workers(options.ranks):
         registry.register(worker)
@@ -158,7 +158,7 @@ def _accounting(options: argparse.Namespace, blocks: int) -> dict[str, float]:
 
 
 async def _over_http(options: argparse.Namespace, blocks: int, port: int, pid: int) -> dict[str, tuple[float, float]]:
-    """CPU seconds of the service's process for a call, and calls per second, by path."""
+    """Return CPU seconds of the service's process for a call, and calls per second, by path."""
     endpoint = Endpoint("127.0.0.1", port, "")
     connections = [await Connection.open(endpoint) for _ in range(options.connections)]
 

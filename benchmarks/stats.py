@@ -14,9 +14,9 @@ class Spread:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of an ascending sequence lies, interpolated between neighbours.
+    """Return the value below which `share` (0 to 1) of an ascending sequence lies, interpolated between neighbours.
 
-    Raises ValueError for an empty sequence or a share outside 0 to 1.
+    Raise ValueError for an empty sequence or a share outside 0 to 1.
     """
     if not ordered:
         raise ValueError("a percentile needs at least one value")
@@ -29,7 +29,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Median, smallest and largest of the values that are there; None when none is."""
+    """Return median, smallest and largest of the values that are there; None when none is."""
     ordered = sorted(value for value in values if value is not None)
     if not ordered:
         return None
@@ -37,7 +37,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def ratio(value: float | None, base: float | None) -> float | None:
-    """`value / base`; None where either is missing or the base is zero."""
+    """Return `value / base`; None where either is missing or the base is zero."""
     if value is None or not base:
         return None
     return value / base

@@ -47,7 +47,7 @@ workers:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks suite`."""
+    """Add the options of `python -m benchmarks suite`."""
     parser.add_argument("--quick", action="store_true", help="one short round of each scenario, about 20 s")
     parser.add_argument("--rounds", type=int, help="measurements of each scenario (default 3, quick 1)")
     parser.add_argument("--json", type=Path, default=Path("bench-results.json"), help="default: %(default)s")
@@ -121,7 +121,7 @@ class Bench:
         return self.folder / "model"
 
     async def ours(self, name: str, engine: str, extension: str | None = None, *, parser: str | None = None) -> Target:
-        """`dynamo serve`, with an extension if one is named, and with parsers if one is."""
+        """Return `dynamo serve`, with an extension if one is named, and with parsers if one is."""
         port = free_port()
         records = self.folder / f"{name}-records"
         config = self.folder / f"{name}.yaml"
@@ -153,7 +153,7 @@ class Bench:
         return Target(extension or parser or "dynamo", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
 
     async def probe(self, name: str, step_ms: float) -> Target:
-        """The floor."""
+        """Return the floor."""
         port = free_port()
         base = [sys.executable, "-m", "benchmarks.probe"]
         front = [*base, "front", "--port", str(port), "--model-dir", str(self.model)]
@@ -168,7 +168,7 @@ class Bench:
         return Target("probe", Endpoint("127.0.0.1", port, ""), MODEL, ProcessMeter(pid))
 
     def seat_client(self, scenario: Scenario) -> None:
-        """Puts this process on its CPU.
+        """Put this process on its CPU.
 
         One lonely client sleeps while the frontend works and the other way round, but the worker goes on making tokens
         when the first has left: a client on the worker's CPU would wait for it, and time that.

@@ -62,7 +62,7 @@ UNSHARED: Final = Traffic(chats=800, rate=32.0, question_tokens=(200, 6000))
 
 
 def make_trace(traffic: Traffic, seed: int) -> list[Chat]:
-    """The chats in the order in which they begin."""
+    """Return the chats in the order in which they begin."""
     draw = random.Random(seed)
     systems = [_tokens(draw, draw.randint(*traffic.system_tokens)) for _ in range(traffic.applications)]
     popularity = list(accumulate((number + 1) ** -traffic.skew for number in range(traffic.applications)))

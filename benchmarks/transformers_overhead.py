@@ -105,7 +105,7 @@ class Library:
         self._manager.start()
 
     async def stream(self, prompt: list[int], limit: int) -> AsyncIterator[Sequence[int]]:
-        """The tokens of one answer, as they come."""
+        """Yield the tokens of one answer, as they come."""
         key = f"alone-{next(self._keys)}"
         outputs: asyncio.Queue[Any] = asyncio.Queue()
         self._manager.register_result_handler(key, outputs.put_nowait)
@@ -124,7 +124,7 @@ def _dtype(torch: Any, settings: TransformersConfig) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks transformers`."""
+    """Add the options of `python -m benchmarks transformers`."""
     parser.add_argument("--model", type=Path, help="a model folder (default: one is made)")
     parser.add_argument("--make", choices=tuple(SIZES), default="tiny", help="the model to make (default %(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: a GPU if there is one")
@@ -135,7 +135,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_transformers(options: argparse.Namespace) -> int:
-    """Prints a table per level; the exit code is 0, or 143 when ended by SIGTERM."""
+    """Print a table per level; the exit code is 0, or 143 when ended by SIGTERM."""
     return run_until_sigterm(_run(options))
 
 

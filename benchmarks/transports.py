@@ -76,19 +76,19 @@ class Taken:
     costs: Costs
 
     def per_1k_requests(self, cpu: float | None) -> float | None:
-        """CPU seconds of 1,000 requests; ms of one."""
+        """Return CPU seconds of 1,000 requests; ms of one."""
         return None if cpu is None or not self.measured.requests else cpu / self.measured.requests * 1_000
 
     def per_100k_tokens(self, cpu: float | None) -> float | None:
-        """CPU seconds of 100,000 tokens."""
+        """Return CPU seconds of 100,000 tokens."""
         return None if cpu is None or not self.measured.tokens else cpu / self.measured.tokens * 100_000
 
     def per_request(self, count: int | None) -> float | None:
-        """How many of something there were for each request."""
+        """Return how many of something there were for each request."""
         return None if count is None or not self.measured.requests else count / self.measured.requests
 
     def per_token(self, count: int | None) -> float | None:
-        """How many of something there were for each token."""
+        """Return how many of something there were for each token."""
         return None if count is None or not self.measured.tokens else count / self.measured.tokens
 
 
@@ -102,7 +102,10 @@ class PartsMeter:
         self._readings: list[tuple[dict[str, float], int | None, int | None]] = []
 
     async def read(self) -> Usage:
-        """All parts together. Raises ProcessLookupError when a process is gone, ChildFailed when a broker is silent."""
+        """Return all parts together.
+
+        Raise ProcessLookupError when a process is gone, ChildFailed when a broker is silent.
+        """
         messages = None if self._messages is None else await self._messages()
         cpu = {part: sum(map(cpu_seconds, pids)) for part, pids in self._parts.items()}
         workers = self._parts.get("worker")
@@ -111,7 +114,7 @@ class PartsMeter:
         return Usage(sum(cpu.values()), sum(peak_rss_mib(pid) for pids in self._parts.values() for pid in pids))
 
     def costs(self) -> Costs:
-        """What was used between the last two readings."""
+        """Return what was used between the last two readings."""
         (cpu_before, messages_before, writes_before), (cpu, messages, writes) = self._readings
         used = {part: seconds - cpu_before[part] for part, seconds in cpu.items()}
         return Costs(
@@ -125,9 +128,9 @@ class PartsMeter:
 
 
 def write_calls(pid: int) -> int:
-    """How often a process has called write() or writev(), its threads included.
+    """Return how often a process has called write() or writev(), its threads included.
 
-    uvloop writes so to connections; asyncio's own loop calls send(), which the kernel does not count here. Raises
+    uvloop writes so to connections; asyncio's own loop calls send(), which the kernel does not count here. Raise
     ProcessLookupError when the process is gone.
     """
     for line in read_proc(pid, "io").splitlines():
@@ -150,7 +153,7 @@ _FIRST: Final[Sequence[Row[Taken]]] = (
 
 
 def _cpu(title: str, key: str, each: Callable[[Taken, float | None], float | None]) -> Sequence[Row[Taken]]:
-    """The CPU time of the parts, as `each` shares it out."""
+    """Return the CPU time of the parts, as `each` shares it out."""
     return (
         Row(f"{title}: frontend", f"frontend_{key}", 2, lambda t: each(t, t.costs.frontend)),
         Row("  worker", f"worker_{key}", 2, lambda t: each(t, t.costs.worker)),
@@ -183,7 +186,7 @@ _UNDER_LOAD: Final = ("flood", "paced")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `python -m benchmarks transports`."""
+    """Add the options of `python -m benchmarks transports`."""
     parser.add_argument("--quick", action="store_true", help="one short round of each scenario, about a minute")
     parser.add_argument("--rounds", type=int, help="measurements of each scenario (default 3, quick 1)")
     parser.add_argument(
@@ -236,7 +239,7 @@ class House:
     meter: PartsMeter
 
     async def take(self, scenario: Scenario) -> Taken:
-        """Measure one round. Raises ProcessLookupError when a process is gone, ChildFailed when a broker is silent."""
+        """Measure one round. Raise ProcessLookupError when a process is gone, ChildFailed when a broker is silent."""
         model = "paced" if scenario.name == "paced" else "fast"
         measured = await measure(Target(self.transport, self.endpoint, model, self.meter), scenario)
         return Taken(measured, self.meter.costs())
@@ -251,7 +254,7 @@ class Houses:
     client_cpu: int | None
 
     async def start(self, transport: str) -> House:
-        """Raises ServerMissing or ChildFailed."""
+        """Raise ServerMissing or ChildFailed."""
         broker = await BROKERS[transport](self.children, self.folder) if transport in BROKERS else None
         port = free_port()
         config = self.folder / f"{transport}.yaml"
@@ -287,7 +290,7 @@ class Houses:
 
 
 async def start_all(asked: Sequence[str] | None, start: Callable[[str], Awaitable[House]]) -> list[House]:
-    """Those asked for, or else those that this machine has the servers for, and a line for each that is left out."""
+    """Start those asked for, or else those with a server on this machine, and a line for each that is left out."""
     started: list[House] = []
     for transport in asked or TRANSPORTS:
         try:
@@ -304,7 +307,7 @@ Results = Mapping[tuple[str, str], Sequence[Taken]]
 
 
 async def _measure(houses: Sequence[House], rounds: int, in_a_hurry: bool) -> Results:
-    """Transports take turns within a round, and the order turns round with each."""
+    """Return transports take turns within a round, and the order turns round with each."""
     taken: dict[tuple[str, str], list[Taken]] = {(name, h.transport): [] for name in _SHOWN for h in houses}
     for number in range(rounds):
         for name in _SHOWN:
@@ -328,7 +331,7 @@ def publish_transports(taken: Results, settings: Mapping[str, object], json_path
 
 
 def transports_table(taken: Results) -> str:
-    """One table for all: a column for each transport, a group of lines for each scenario.
+    """Return one table for all: a column for each transport, a group of lines for each scenario.
 
     A figure is the median of its rounds with the smallest and largest behind it, and then its ratio to tcp, the
     median of the ratios round by round.
@@ -366,7 +369,7 @@ def _cell(row: Row[Taken], rounds: Sequence[Taken], base: Sequence[Taken] | None
 
 
 def faults(taken: Results) -> list[str]:
-    """Wrong answers, and transports that under load send their broker as many messages as there are tokens."""
+    """Return wrong answers, and transports that under load send their broker as many messages as there are tokens."""
     found: list[str] = []
     for (name, transport), rounds in taken.items():
         kinds: dict[str, int] = {}

@@ -23,7 +23,7 @@ class _Leaping(selectors.DefaultSelector):
         self.threads = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """What is ready now; if that is nothing, it is later afterwards."""
+        """Return what is ready now; if that is nothing, it is later afterwards."""
         if timeout is None or timeout <= 0:
             return super().select(timeout)
         if self.threads:
@@ -43,11 +43,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._leaping)
 
     def time(self) -> float:
-        """Seconds since the loop was made, as far as anybody has waited for them."""
+        """Return seconds since the loop was made, as far as anybody has waited for them."""
         return self._leaping.now
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """As ever, and no time passes until it is done."""
+        """Run it as ever, while no time passes until it is done."""
         future = super().run_in_executor(executor, func, *args)
         self._leaping.threads += 1
         future.add_done_callback(self._thread_done)
@@ -58,6 +58,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_at_once(main: Coroutine[Any, Any, T]) -> T:
-    """Runs `main` to its end in virtual time."""
+    """Run `main` to its end in virtual time."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

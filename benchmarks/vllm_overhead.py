@@ -37,7 +37,7 @@ from benchmarks.overhead import (
 
 
 def through_vllm(engine: VllmEngine) -> Stream:
-    """Asks the AsyncLLM inside the plugin as a program around vLLM would."""
+    """Ask the AsyncLLM inside the plugin as a program around vLLM would."""
     vllm: Any = engine._engine
     keys = itertools.count()
 
@@ -50,7 +50,7 @@ def through_vllm(engine: VllmEngine) -> Stream:
 
 
 async def compare(options: argparse.Namespace) -> Results:
-    """Measures all three."""
+    """Measure all three."""
     settings = {
         "max_model_len": longest(options) + 1,
         "enforce_eager": options.eager,
@@ -74,7 +74,7 @@ async def compare(options: argparse.Namespace) -> Results:
 
 
 def main(arguments: list[str]) -> int:
-    """Prints a table per level."""
+    """Print a table per level."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm_overhead", description=__doc__)
     parser.add_argument("model", type=Path, help="a model folder")
     parser.add_argument("--eager", action="store_true", help="no compiling: for small models on a CPU")

@@ -30,7 +30,7 @@ class Clock:
 
 @pytest.fixture
 async def directory() -> AsyncIterator[MemoryDiscovery]:
-    """A directory of this process."""
+    """Yield a directory of this process."""
     directory = MemoryDiscovery(PluginConfig(), Metrics())
     yield directory
     await directory.aclose()

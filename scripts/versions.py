@@ -38,13 +38,13 @@ PLACES = {
 
 
 def version_of(root: Path) -> str:
-    """The version of the tree."""
+    """Return the version of the tree."""
     manifest = tomllib.loads((root / SOURCE).read_text())
     return str(manifest["project"]["version"])
 
 
 def changes(root: Path, version: str) -> Iterator[tuple[Path, str]]:
-    """The files that do not have this version, each with the text that does."""
+    """Yield the files that do not have this version, each with the text that does."""
     minor = ".".join(version.split(".")[:2]) + ".0"
     for pattern, expressions in PLACES.items():
         for path in sorted(root.glob(pattern)):
@@ -57,7 +57,7 @@ def changes(root: Path, version: str) -> Iterator[tuple[Path, str]]:
 
 
 def main(arguments: list[str], root: Path = Path(__file__).parents[1]) -> int:
-    """The command."""
+    """Return the command."""
     if not arguments:
         version = version_of(root)
         others = [path.relative_to(root).as_posix() for path, _ in changes(root, version)]

@@ -16,7 +16,7 @@ Serve = Callable[..., Awaitable[int]]
 
 @pytest.fixture
 async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
-    """Starts a service that greets, answers what it is asked first, and hangs up or waits; gives its port."""
+    """Start a service that greets, answers the first question, and hangs up or waits; return its port."""
     monkeypatch.setattr(starting, "GREETING_TIMEOUT", 0.2)
     over = asyncio.Event()
     async with AsyncExitStack() as stack:

@@ -13,7 +13,7 @@ TIMEOUT = 2.0
 
 
 def answers(url: str) -> bool:
-    """Whether GET is answered with 200. Proxies of the environment are for calls to elsewhere."""
+    """Return whether GET is answered with 200. Proxies of the environment are for calls to elsewhere."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=TIMEOUT) as response:

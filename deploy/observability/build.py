@@ -192,7 +192,7 @@ DASHBOARDS: dict[str, tuple[str, list[Panel]]] = {
 
 
 def dashboard(name: str) -> dict[str, Any]:
-    """One dashboard, as Grafana imports it."""
+    """Return one dashboard, as Grafana imports it."""
     title, panels = DASHBOARDS[name]
     source = {"type": "prometheus", "uid": "${datasource}"}
     model = {"query": f"label_values({FRONT}_model_ready, model)", "refId": "model"}
@@ -243,7 +243,7 @@ def _panel(number: int, panel: Panel, source: dict[str, str]) -> dict[str, Any]:
 
 
 def text(name: str) -> str:
-    """The file of a dashboard."""
+    """Return the file of a dashboard."""
     return json.dumps(dashboard(name), indent=2) + "\n"
 
 

@@ -25,7 +25,7 @@ LONGEST = 60.0
 
 
 def pause(attempt: int, told: str | None, chance: Callable[[], float] = random.random) -> float:
-    """Seconds before the next attempt, the first of which has number 0; `told` is what ``Retry-After`` says."""
+    """Return seconds before the next attempt, the first of which has number 0; `told` is what ``Retry-After`` says."""
     if told is not None and told.isdigit():
         # A little more, so that clients with the same answer do not return in the same instant.
         return min(int(told) + chance(), LONGEST)
@@ -33,7 +33,7 @@ def pause(attempt: int, told: str | None, chance: Callable[[], float] = random.r
 
 
 def ask(url: str, body: dict[str, Any], *, attempts: int = 8, timeout: float = 600.0) -> dict[str, Any]:
-    """The answer; waits and asks again while the server is busy.
+    """Return the answer; wait and asks again while the server is busy.
 
     Raises:
         urllib.error.HTTPError: another error, or still busy after the last attempt.

@@ -99,14 +99,14 @@ class Call(QuietOwner):
     # As the worker.
 
     def say(self, text: str, **fields: Any) -> None:
-        """Some tokens: the bytes of a text."""
+        """Send some tokens: the bytes of a text."""
         self.sink.data(LLMEngineOutput(list(text.encode()), **fields))
 
     def put(self, output: LLMEngineOutput) -> None:
         self.sink.data(output)
 
     def finish(self, reason: FinishReason = FinishReason.STOP, text: str = "") -> None:
-        """The terminal and the flag after it."""
+        """Send the terminal and the flag after it."""
         self.sink.data(LLMEngineOutput(list(text.encode()), reason))
         self.complete()
 
@@ -190,17 +190,17 @@ class FakeModel:
         return self.views
 
     async def call(self) -> Call:
-        """The next request that was accepted."""
+        """Return the next request that was accepted."""
         async with asyncio.timeout(WAIT):
             return await self._calls.get()
 
     async def prompt(self) -> str:
-        """The prompt of the next request that was accepted."""
+        """Return the prompt of the next request that was accepted."""
         text: str = self.tokenizer.decode((await self.call()).request.token_ids)
         return text
 
     def says(self, *pieces: str, reason: FinishReason = FinishReason.STOP) -> None:
-        """Answers every request with these pieces."""
+        """Answer every request with these pieces."""
 
         def script(call: Call) -> None:
             for piece in pieces:
@@ -210,7 +210,7 @@ class FakeModel:
         self.script = script
 
     def puts(self, *outputs: LLMEngineOutput) -> None:
-        """Answers every request with these items."""
+        """Answer every request with these items."""
 
         def script(call: Call) -> None:
             for output in outputs:
@@ -220,7 +220,7 @@ class FakeModel:
         self.script = script
 
     def says_cut(self, text: str, sizes: Sequence[int]) -> None:
-        """Answers every request with this text, in pieces of these sizes in turn."""
+        """Answer every request with this text, in pieces of these sizes in turn."""
         pieces: list[str] = []
         while text:
             size = sizes[len(pieces) % len(sizes)]
@@ -274,7 +274,7 @@ class Reply:
         return [item if item == "data: [DONE]" else json.loads(item[6:]) for item in items]
 
     def text(self, index: int = 0) -> str:
-        """The text of one choice."""
+        """Return the text of one choice."""
         choices = [choice for event in self.events if isinstance(event, dict) for choice in event["choices"]]
         return "".join(
             choice["text"] if "text" in choice else choice["delta"].get("content", "")
@@ -302,7 +302,7 @@ class Connection:
             return await self.reader.readuntil(b"\r\n\r\n")
 
     async def until(self, mark: bytes) -> bytes:
-        """Everything up to some bytes."""
+        """Return everything up to some bytes."""
         async with asyncio.timeout(WAIT):
             return await self.reader.readuntil(mark)
 
@@ -330,7 +330,7 @@ class Connection:
             return body, False
 
     async def ended(self) -> bytes:
-        """What comes until the server closes the connection."""
+        """Return what comes until the server closes the connection."""
         async with asyncio.timeout(WAIT):
             try:
                 return await self.reader.read()
@@ -378,7 +378,7 @@ class Server:
         self._record.set()
 
     async def record(self) -> RequestRecord:
-        """The record of the one finished request."""
+        """Return the record of the one finished request."""
         async with asyncio.timeout(WAIT):
             await self._record.wait()
         return self.records[-1]
@@ -432,7 +432,7 @@ class Server:
         return connection
 
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
-        """A request and its whole answer."""
+        """Return a request and its whole answer."""
         connection = await self.connect(limit=2**22)
         connection.send(path, body, **headers)
         reply = await connection.reply()
@@ -440,19 +440,19 @@ class Server:
         return reply
 
     async def asked(self, path: str, body: Any, **how: Any) -> tuple[Connection, Call]:
-        """A request that was sent, and its call as the worker has it."""
+        """Return a request that was sent, and its call as the worker has it."""
         connection = await self.connect()
         connection.send(path, body, **how)
         return connection, await self.directory.models["m"].call()
 
     async def begun(self, path: str, body: Any) -> tuple[Connection, Call, bytes]:
-        """A stream of which "Hel" has come, and what was seen until then."""
+        """Return a stream of which "Hel" has come, and what was seen until then."""
         connection, call = await self.asked(path, body)
         call.say("Hel")
         return connection, call, await connection.until(b"Hel")
 
     async def shown(self, path: str, body: Any) -> str:
-        """The prompt that the model is shown of a request."""
+        """Return the prompt that the model is shown of a request."""
         model = self.directory.models["m"]
         model.says("x")
         reply = await self.post(path, body)
@@ -460,7 +460,7 @@ class Server:
         return await model.prompt()
 
     async def hello(self, path: str, body: Any, *end: bytes) -> bytes:
-        """What a client has seen of a stream of "Hel" and "lo" when these bytes have come, one after the other."""
+        """Return the text a client sees of "Hel" and "lo" after these bytes have come, one after the other."""
         connection, call, seen = await self.begun(path, body)
         call.say("lo")
         seen += await connection.until(b'"lo"')
@@ -497,13 +497,13 @@ def chat_body(**fields: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def apis() -> type[Frontend]:
-    """The APIs that are served. A module of tests may have others."""
+    """Return the APIs that are served. A module of tests may have others."""
     return APIS
 
 
 @pytest.fixture
 async def cold_server(apis: type[Frontend]) -> AsyncIterator[Server]:
-    """A server that a test still changes and starts."""
+    """Yield a server that a test still changes and starts."""
     server = Server(apis)
     yield server
     await server.aclose()
@@ -511,13 +511,16 @@ async def cold_server(apis: type[Frontend]) -> AsyncIterator[Server]:
 
 @pytest.fixture
 def template() -> str | None:
-    """The chat template of the model. With one of a module's own the model reasons and writes calls like Qwen."""
+    """Return the chat template of the model.
+
+    With one of a module's own the model reasons and writes calls like Qwen.
+    """
     return None
 
 
 @pytest.fixture
 async def server(cold_server: Server, template: str | None) -> Server:
-    """A started server with the model ``m``."""
+    """Return a started server with the model ``m``."""
     if template is None:
         cold_server.add_model()
     else:
@@ -529,7 +532,7 @@ async def server(cold_server: Server, template: str | None) -> Server:
 
 @pytest.fixture
 async def guarded(cold_server: Server, keys: AuthSettings) -> Server:
-    """A server that asks for one of the `keys` of a module, with the models ``m`` and ``secret``."""
+    """Return a server that asks for one of the `keys` of a module, with the models ``m`` and ``secret``."""
     known = ApiKeys.load(keys, {})
     assert known is not None
     cold_server.protect = known.protect
@@ -542,12 +545,12 @@ async def guarded(cold_server: Server, keys: AuthSettings) -> Server:
 
 @pytest.fixture
 def model(server: Server) -> FakeModel:
-    """The model of the server."""
+    """Return the model of the server."""
     return server.directory.models["m"]
 
 
 @pytest.fixture
 async def sdk(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
-    """The official client."""
+    """Yield the official client."""
     async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=10) as client:
         yield client

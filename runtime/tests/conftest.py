@@ -35,7 +35,7 @@ class Recorded:
 
 @pytest.fixture
 def record() -> Iterator[Callable[..., Recorded]]:
-    """Switches recording on, for the rest of the test."""
+    """Switch recording on, for the rest of the test."""
 
     def switch_on(ratio: float = 1.0) -> Recorded:
         recorded = Recorded(ratio)

@@ -53,7 +53,7 @@ class PlainEngine(Plain):
 
 
 def made(*argv: str, env: dict[str, str] | None = None) -> tuple[Any, WorkerConfig]:
-    """The settings of an engine, and its worker."""
+    """Return the settings of an engine, and its worker."""
     engine, worker = from_args(SmallEngine, argv, env=env or {})
     assert isinstance(engine, SmallEngine)
     assert engine.worker is worker

@@ -51,7 +51,7 @@ class Format:
 
 
 def hermes(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
-    """Qwen 3: each call is JSON between tags."""
+    """Return Qwen 3: each call is JSON between tags."""
     pieces = [*_thought(reasoning), content]
     for name, arguments in calls:
         body = _json({"name": name, "arguments": arguments})
@@ -60,7 +60,7 @@ def hermes(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
 
 
 def qwen3_coder(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
-    """Qwen 3 Coder: parameters as tags, strings as they are."""
+    """Return Qwen 3 Coder: parameters as tags, strings as they are."""
     pieces = [content]
     for name, arguments in calls:
         pieces += ["\n", Marker("<tool_call>"), f"\n<function={name}>\n"]
@@ -70,7 +70,7 @@ def qwen3_coder(reasoning: str, content: str, calls: Sequence[Call]) -> list[str
 
 
 def deepseek_v31(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
-    """DeepSeek V3.1 without thinking, which is its default: the prompt has ended the reasoning."""
+    """Return DeepSeek V3.1 without thinking, which is its default: the prompt has ended the reasoning."""
     pieces = [content]
     if calls:
         pieces.append(Marker("<｜tool▁calls▁begin｜>"))
@@ -82,7 +82,7 @@ def deepseek_v31(reasoning: str, content: str, calls: Sequence[Call]) -> list[st
 
 
 def glm45(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
-    """GLM 4.5: keys and values in turn, each in tags."""
+    """Return GLM 4.5: keys and values in turn, each in tags."""
     pieces = ["\n", *_thought(reasoning, before="", after="\n"), content]
     for name, arguments in calls:
         pieces += ["\n", Marker("<tool_call>"), f"{name}\n"]
@@ -94,7 +94,7 @@ def glm45(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
 
 
 def kimi_k2(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
-    """Kimi K2: a section of calls, each with an id that holds the name."""
+    """Return Kimi K2: a section of calls, each with an id that holds the name."""
     pieces = [*_thought(reasoning, before="", after=""), content]
     if calls:
         pieces.append(Marker("<|tool_calls_section_begin|>"))
@@ -106,7 +106,7 @@ def kimi_k2(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
 
 
 def minimax_m2(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
-    """MiniMax M2: the prompt has begun the reasoning."""
+    """Return MiniMax M2: the prompt has begun the reasoning."""
     pieces = [f"{reasoning}\n", Marker("</think>"), f"\n\n{content}"]
     if calls:
         pieces += ["\n", Marker("<minimax:tool_call>"), "\n"]
@@ -119,7 +119,7 @@ def minimax_m2(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]
 
 
 def gpt_oss(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
-    """Harmony: a message for each channel. The prompt has begun the first; a call ends the answer."""
+    """Return Harmony: a message for each channel. The prompt has begun the first; a call ends the answer."""
     start, channel, message, end = (Marker(f"<|{word}|>") for word in ("start", "channel", "message", "end"))
     pieces = [channel, "analysis", message, reasoning]
     if content:
@@ -131,7 +131,7 @@ def gpt_oss(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
 
 
 def mistral(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
-    """Mistral since its tokenizer of version 11: a name and arguments after a token each."""
+    """Return Mistral since its tokenizer of version 11: a name and arguments after a token each."""
     pieces = [Marker("[THINK]"), reasoning, Marker("[/THINK]"), content]
     for name, arguments in calls:
         pieces += [Marker("[TOOL_CALLS]"), name, Marker("[ARGS]"), _json(arguments)]
@@ -139,7 +139,7 @@ def mistral(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
 
 
 def llama3_json(reasoning: str, content: str, calls: Sequence[Call]) -> list[str]:
-    """Llama 3: nothing but JSON, or nothing but text."""
+    """Return Llama 3: nothing but JSON, or nothing but text."""
     if not calls:
         return [content]
     return ["; ".join(_json({"name": name, "parameters": arguments}) for name, arguments in calls)]

@@ -20,7 +20,10 @@ Model: TypeAlias = tuple[str, Format, Sequence[Mapping[str, Any]]]
 
 @cache
 def _trained(*, merges: bool) -> str:
-    """A byte-level BPE that has seen enough to have tokens that are part JSON and part text; else each byte is one."""
+    """Return a byte-level BPE that has seen enough to have tokens that are part JSON and part text.
+
+    Else each byte is one.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -36,7 +39,7 @@ def _trained(*, merges: bool) -> str:
 
 
 def make_folder(form: Format, path: Path, *, merges: bool = True) -> Path:
-    """Writes the files of a model of that format."""
+    """Write the files of a model of that format."""
     from tokenizers import AddedToken, Tokenizer
 
     tokenizer = Tokenizer.from_str(_trained(merges=merges))
@@ -52,12 +55,12 @@ def make_folder(form: Format, path: Path, *, merges: bool = True) -> Path:
 
 
 def model_name(form: Format) -> str:
-    """The name that clients ask for. It says nothing that a client could know a family by."""
+    """Return the name that clients ask for. It says nothing that a client could know a family by."""
     return f"tiny-{sum(form.name.encode()):x}"
 
 
 def config(models: Iterable[Model], folder: Path, *, by_characters: bool = False, **frontend: Any) -> str:
-    """A worker for each model, which answers by its script in items of sizes by seed, or character by character."""
+    """Return a worker for each model, which answers by its script, in items sized by seed or by character."""
     workers = {}
     for seed, (name, form, script) in enumerate(models):
         path = make_folder(form, folder / name, merges=not by_characters)
@@ -77,5 +80,5 @@ def config(models: Iterable[Model], folder: Path, *, by_characters: bool = False
 
 
 def text_of(pieces: Iterable[str]) -> str:
-    """An answer as the text of a script: the tokenizer makes single tokens of its markers."""
+    """Return an answer as the text of a script: the tokenizer makes single tokens of its markers."""
     return "".join(pieces)

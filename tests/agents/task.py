@@ -33,14 +33,14 @@ class Moves:
 
 
 def prepare(folder: Path) -> None:
-    """Puts the files of the task into a folder."""
+    """Put the files of the task into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "colour.txt").write_text("red")
     (folder / "run.sh").write_text(SCRIPT)
 
 
 def said(folder: Path) -> str:
-    """What the last run of the task's program wrote."""
+    """Return what the last run of the task's program wrote."""
     return (folder / "said.txt").read_text().removeprefix("the colour is ")
 
 
@@ -52,7 +52,10 @@ def plain(text: str) -> str:
 
 
 def one_by_one(form: Format, moves: Moves, folder: Path, *, final: Final = plain) -> list[dict[str, Any]]:
-    """The script of a model that does the task, a call each turn. `final` makes the last answer of what it says."""
+    """Return the script of a model that does the task, a call each turn.
+
+    `final` makes the last answer of what it says.
+    """
     return [
         _says(form, final(GONE_ON), results=4),
         _says(form, "Once more.", moves.run("printf blue > colour.txt && sh run.sh")) | {"match": GO_ON},
@@ -64,7 +67,7 @@ def one_by_one(form: Format, moves: Moves, folder: Path, *, final: Final = plain
 
 
 def at_once(form: Format, moves: Moves, *, final: Final = plain) -> list[dict[str, Any]]:
-    """The script of a model that makes two calls in one answer, or where its format has no such answers in two."""
+    """Return the script of a model that makes two calls in one answer, or in two if its format needs it."""
     one, two = (moves.run(f"printf {name} > {name}.txt") for name in ("one", "two"))
     calls = [_says(form, "Both of them.", one, two)]
     if not form.parallel:
@@ -73,7 +76,7 @@ def at_once(form: Format, moves: Moves, *, final: Final = plain) -> list[dict[st
 
 
 def _says(form: Format, text: str, *calls: Call, results: int = 0) -> dict[str, Any]:
-    """An answer to a prompt with so many results of tools, at least."""
+    """Return an answer to a prompt with so many results of tools, at least."""
     beside = text if form.content_beside_calls or not calls else ""
     when = {"match": form.result, "times": results} if results else {}
     return {**when, "text": text_of(form.write(REASONING, beside, calls))}

@@ -21,12 +21,12 @@ SPOKEN = [FORMATS[name] for name in ("hermes", "deepseek_v31", "glm45", "gpt_oss
 
 
 def block(name: str, old: str, new: str) -> str:
-    """An edit in the words of aider."""
+    """Return an edit in the words of aider."""
     return f"{name}\n```\n<<<<<<< SEARCH\n{old}=======\n{new}\n>>>>>>> REPLACE\n```\n"
 
 
 def script(form: Format) -> list[dict[str, Any]]:
-    """What a model answers; what it has said before is in its prompt."""
+    """Return what a model answers; what it has said before is in its prompt."""
     both = [block(f"{name}.txt", "", name) for name in ("one", "two")]
     says = [
         (GO_ON, GONE_ON + "\n\n" + block("colour.txt", f"{COLOUR}\n", "blue")),
@@ -51,7 +51,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def prepared(folder: Path) -> Path:
-    """A repository with the files of the task: aider offers only files that are in one."""
+    """Return a repository with the files of the task: aider offers only files that are in one."""
     (folder / "home").mkdir()
     (folder / "home" / ".gitconfig").write_text("[user]\nname = tests\nemail = tests@example.invalid\n")
     prepare(folder / "work")
@@ -63,7 +63,7 @@ def prepared(folder: Path) -> Path:
 
 
 def asked(url: str, form: Format, folder: Path, prompt: str, *options: str) -> str:
-    """What aider prints."""
+    """Return what aider prints."""
     words = [
         *("--model", f"openai/{model_name(form)}", "--edit-format", "diff", "--message", prompt, "--yes-always"),
         *("--auto-test", "--test-cmd", "sh run.sh", "--map-tokens", "0", "--no-pretty", "--no-show-model-warnings"),

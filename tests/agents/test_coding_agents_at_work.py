@@ -63,7 +63,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def servers(serve_for_module: Any, folders: Path) -> dict[str, Any]:
-    """The servers that have been started: one for each agent, with a model for each format."""
+    """Return the servers that have been started: one for each agent, with a model for each format."""
     return {}
 
 
@@ -82,7 +82,7 @@ def server(serve_for_module: Any, servers: dict[str, Any], folders: Path, agent:
 
 
 def turns(recorder: Any) -> list[dict[str, Any]]:
-    """The requests of the agent itself, which offers tools; titles and summaries go without."""
+    """Return the requests of the agent itself, which offers tools; titles and summaries go without."""
     return [request["body"] for request in recorder.asked if request["body"].get("tools")]
 
 

@@ -43,7 +43,7 @@ def server(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> A
 
 
 def asked(server: Any, form: Format, messages: list[dict[str, Any]], *, stream: bool) -> dict[str, Any]:
-    """The message of the answer; of a stream, its parts put together."""
+    """Return the message of the answer; of a stream, its parts put together."""
     tools = [
         {
             "type": "function",

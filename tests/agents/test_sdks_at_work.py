@@ -54,7 +54,7 @@ CASES = [(program, FORMATS[name]) for program in PROGRAMS for name in SPOKEN[pro
 
 
 def form_of(text: str) -> str:
-    """The last answer of an agent that asks for a form."""
+    """Return the last answer of an agent that asks for a form."""
     return json.dumps({"said": text})
 
 

@@ -36,7 +36,7 @@ Spoil = Callable[[str], str]
 
 
 def without_escapes(text: str) -> str:
-    """JSON with raw line breaks and tabs, a bare backslash, and an apostrophe with one."""
+    """Return JSON with raw line breaks and tabs, a bare backslash, and an apostrophe with one."""
     return text.replace("\\n", "\n").replace("\\t", "\t").replace("\\\\d", "\\d").replace("'", "\\'")
 
 
@@ -49,12 +49,12 @@ def without_the_last_brace(text: str) -> str:
 
 
 def without_sense(text: str) -> str:
-    """Calls whose last argument is neither text nor any other value."""
+    """Return calls whose last argument is neither text nor any other value."""
     return re.sub(r': "[^"]*"(?=[^"]*\Z)', ": red", text)
 
 
 def says(form: Format, spoil: Spoil, *calls: Call, results: int) -> dict[str, Any]:
-    """An answer to a prompt with so many results of tools at least, with slips in its JSON."""
+    """Return an answer to a prompt with so many results of tools at least, with slips in its JSON."""
     pieces = form.write(task.REASONING, task.DONE if not calls else "So.", calls)
     spoiled = [spoil(piece) if '{"' in piece and not isinstance(piece, Marker) else piece for piece in pieces]
     when = {"match": form.result, "times": results} if results else {}
@@ -62,7 +62,7 @@ def says(form: Format, spoil: Spoil, *calls: Call, results: int) -> dict[str, An
 
 
 def moves_of(agent: Agent) -> task.Moves:
-    """How the agent is told to act; what it writes is a text with many letters that JSON escapes."""
+    """Return how the agent is told to act; what it writes is a text with many letters that JSON escapes."""
     moves = MOVES[agent.name]
     if agent.name == "codex":
         command = f"printf '%s' {shlex.quote(WRITTEN)}"

@@ -118,12 +118,12 @@ MSGPACK_BODIES: Mapping[str, bytes] = {
 
 
 def plain_bodies(*good: bytes) -> Iterator[tuple[str, bytes]]:
-    """Bad bodies alone."""
+    """Yield bad bodies alone."""
     yield from JSON_BODIES.items()
 
 
 def json_bodies(*good: bytes) -> Iterator[tuple[str, bytes]]:
-    """Bad bodies, and good ones in which one value after the other is replaced by a bad one."""
+    """Yield bad bodies, and good ones in which one value after the other is replaced by a bad one."""
     yield from JSON_BODIES.items()
     for one in good:
         yield "a good one that is cut off", one[:-1]
@@ -134,7 +134,7 @@ def json_bodies(*good: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def msgpack_bodies(*good: bytes) -> Iterator[tuple[str, bytes]]:
-    """The same for msgpack."""
+    """Yield the same for msgpack."""
     yield from MSGPACK_BODIES.items()
     for one in good:
         yield "a good one that is cut off", one[:-1]
@@ -144,7 +144,7 @@ def msgpack_bodies(*good: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _replaced(value: Any, bad: msgspec.Raw, path: str = "$") -> Iterator[tuple[str, Any]]:
-    """Copies of a value in which one part is another; a map has a part more."""
+    """Copy of a value in which one part is another; a map has a part more."""
     if isinstance(value, Mapping):
         for name, child in value.items():
             yield f"{path}.{name}", {**value, name: bad}

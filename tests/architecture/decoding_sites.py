@@ -38,7 +38,7 @@ METHODS = frozenset({"model_validate_json", "json"})
 
 
 def sources() -> Iterator[Path]:
-    """The modules that ship, and of those that plugin authors test with the command."""
+    """Yield the modules that ship, and of those that plugin authors test with the command."""
     for folder in (
         ROOT / "core" / "src",
         ROOT / "runtime" / "src",
@@ -51,18 +51,18 @@ def sources() -> Iterator[Path]:
 
 
 def sites() -> list[str]:
-    """Each place as ``module:scope decoder``, numbered where a scope has several."""
+    """Return each place as ``module:scope decoder``, numbered where a scope has several."""
     return [site for path in sources() for site in sites_of(path.read_text(), module_of(path))]
 
 
 def module_of(path: Path) -> str:
-    """The name by which a source file is imported."""
+    """Return the name by which a source file is imported."""
     parts = path.relative_to(ROOT).parts
     return ".".join(parts[parts.index("src") + 1 :]).removesuffix(".py").removesuffix(".__init__")
 
 
 def sites_of(source: str, module: str) -> list[str]:
-    """The places in one source."""
+    """Return the places in one source."""
     finder = _Finder(module)
     finder.visit(ast.parse(source))
     counts: Counter[str] = Counter()

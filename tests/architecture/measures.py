@@ -71,7 +71,7 @@ class Source:
 
 
 def read(path: Path, text: str) -> Source:
-    """Counts one file."""
+    """Count one file."""
     nodes = list(ast.walk(ast.parse(text)))
     return Source(
         path,
@@ -95,7 +95,7 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _docstring(node: ast.AST) -> int:
-    """The lines of a docstring."""
+    """Return the lines of a docstring."""
     if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
         first = node.body[0]
         if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
@@ -150,7 +150,7 @@ class Checkout:
         return sizes
 
     def names_from(self, imported: Iterable[Source]) -> set[tuple[str, str]]:
-        """The names that plugins import of these sources' top packages, each with the module it comes from."""
+        """Return the names that plugins import of these sources' top packages, each with the module it comes from."""
         tops = {source.module.partition(".")[0] for source in imported}
         names = {one for source in self.plugins for one in source.imports}
         return {(module, name) for module, name in names if module.partition(".")[0] in tops}
@@ -176,7 +176,7 @@ def _part(path: Path) -> str:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """The files of Python in a checkout, without what tools put there."""
+    """Yield the files of Python in a checkout, without what tools put there."""
     for folder, below, names in os.walk(root):
         below[:] = [name for name in below if not name.startswith(".") and name != "node_modules"]
         yield from (Path(folder, name) for name in names if name.endswith(".py"))
@@ -187,7 +187,7 @@ def _long(sources: Iterable[Source]) -> Iterator[Function]:
 
 
 def measures(checkout: Checkout) -> dict[str, int]:
-    """Every figure, by what it is of."""
+    """Return every figure, by what it is of."""
     shared = [source for source in checkout.libs if "dynamo_generation" not in source.path.parts]
     of_core, of_libs = checkout.names_from(checkout.core), checkout.names_from(shared)
     groups = {
@@ -218,7 +218,7 @@ def _of_tests(path: str) -> bool:
 
 
 def table(now: dict[str, int], before: dict[str, int] | None) -> Iterator[str]:
-    """The figures in plain text, with the change in percent where there is something to compare with."""
+    """Yield the figures in plain text, with the change in percent where there is something to compare with."""
     if before is not None:
         yield f"{'':<36}{'before':>10}{'now':>10}{'change':>10}"
     for name, figure in now.items():

@@ -23,7 +23,7 @@ class Row:
 
 
 def rows() -> dict[str, Row]:
-    """The rows of all groups by the name of the metric."""
+    """Return the rows of all groups by the name of the metric."""
     found = {}
     for section in PAGE.read_text().split("\n## ")[1:]:
         heading = section.partition("\n")[0]

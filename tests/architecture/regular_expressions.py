@@ -110,7 +110,7 @@ class _Finder(ast.NodeVisitor):
         self._handed_on(node)
 
     def _handed_on(self, node: ast.expr) -> None:
-        """A function that is called elsewhere."""
+        """Do what is called elsewhere."""
         if (method := self._method(node)) is not None:
             self._find(node, [], method)
 

@@ -81,7 +81,7 @@ class Pair:
 
 
 def pairs(files: Sequence[tuple[str, Sequence[Line]]]) -> list[Pair]:
-    """The pairs among files, given by name and `code_lines`; those that share the most come first."""
+    """Return the pairs among files, given by name and `code_lines`; those that share the most come first."""
     lines = [own for _, own in files]
     found = _runs(lines, exact=True)
     for two, runs in _runs(lines, exact=False).items():
@@ -108,7 +108,7 @@ def _pair(first: str, own: Sequence[Line], second: str, its: Sequence[Line], run
 
 
 def code_lines(source: str, nodes: Iterable[ast.AST]) -> Iterator[Line]:
-    """The lines of a source, given with its nodes, that count: no boilerplate, no lone punctuation."""
+    """Yield the lines of a source, given with its nodes, that count: no boilerplate, no lone punctuation."""
     nodes = list(nodes)
     passed_over = set(_boilerplate(nodes))
     declared = set(_declarations(nodes))
@@ -132,7 +132,7 @@ def _open(token: tokenize.TokenInfo) -> str:
 
 
 def _boilerplate(nodes: Iterable[ast.AST]) -> Iterator[int]:
-    """The numbers of lines that are alike because the language wants them so."""
+    """Yield the numbers of lines that are alike because the language wants them so."""
     for node in nodes:
         match node:
             case ast.Import() | ast.ImportFrom():
@@ -150,8 +150,10 @@ def _boilerplate(nodes: Iterable[ast.AST]) -> Iterator[int]:
 
 
 def _declarations(nodes: Iterable[ast.AST]) -> Iterator[int]:
-    """The numbers of lines that declare fields and parameters: they say what they are by their names, so their shape is
-    their text."""
+    """Return the numbers of lines that declare fields and parameters.
+
+    Their names say what they are, so their shape is their text.
+    """
     for node in nodes:
         match node:
             case ast.ClassDef():
@@ -197,7 +199,7 @@ def _is_data(node: ast.expr | None) -> bool:
 
 
 def _runs(files: Sequence[Sequence[Line]], *, exact: bool) -> dict[tuple[int, int], list[Run]]:
-    """The runs that two files share, for each two that share any."""
+    """Return the runs that two files share, for each two that share any."""
     places: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
     numbers: dict[str, int] = {}
     for file, lines in enumerate(files):
@@ -223,7 +225,7 @@ def _counts(lines: Sequence[Line]) -> bool:
 
 
 def _merged(begins: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Windows that follow each other, as runs: where each begins, and its lines."""
+    """Yield windows that follow each other, as runs: where each begins, and its lines."""
     start = last = begins[0]
     for begin in begins[1:]:
         if begin > last + 1:

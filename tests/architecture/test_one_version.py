@@ -21,7 +21,7 @@ def test_all_manifests_and_pins_have_the_version_of_core(capsys: pytest.CaptureF
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """What has a version, of this tree."""
+    """Return what has a version, of this tree."""
     for pattern in versions.PLACES:
         for path in ROOT.glob(pattern):
             to = tmp_path / path.relative_to(ROOT)

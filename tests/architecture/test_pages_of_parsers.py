@@ -20,7 +20,7 @@ def offered(kind: str) -> set[str]:
 
 
 def in_table(page: Path, heading: str) -> set[str]:
-    """The names in the first column of the table with this heading."""
+    """Return the names in the first column of the table with this heading."""
     _, _, rest = page.read_text().partition(f"| `{heading}` |")
     rows = rest.split("\n\n")[0].splitlines()[2:]
     return {name for row in rows for name in re.findall("`([^`]+)`", row.split("|")[1])}

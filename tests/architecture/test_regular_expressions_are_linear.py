@@ -201,21 +201,21 @@ def uses(name: str) -> list[Callable[..., Any]]:
 
 
 def _uses(site: Site) -> list[Callable[..., Any]]:
-    """What is done with an expression; those that go on in other modules begin at a place."""
+    """Return what is done with an expression; those that go on in other modules begin at a place."""
     methods = site.methods or {"match", "fullmatch"}
     plain = [getattr(re.Pattern, method) for method in sorted(methods - SEARCHING)]
     return [*plain, *([lambda pattern, text: deque(pattern.finditer(text), 0)] if methods & SEARCHING else [])]
 
 
 def cost(use: Callable[..., Any], pattern: re.Pattern[Any], text: Any) -> float:
-    """The seconds of processor time that one use takes."""
+    """Return the seconds of processor time that one use takes."""
     begun = time.process_time()
     use(pattern, text)
     return time.process_time() - begun
 
 
 def is_linear(use: Callable[..., Any], pattern: re.Pattern[Any], once: Any, twice: Any) -> bool:
-    """Whether the second takes about twice the time of the first: the least of some tries, on a machine for many."""
+    """Return whether the second takes about twice the time of the first: the least of some tries."""
     first = second = 1e9
     for _ in range(6):
         first, second = min(first, cost(use, pattern, once)), min(second, cost(use, pattern, twice))
@@ -227,7 +227,7 @@ def is_linear(use: Callable[..., Any], pattern: re.Pattern[Any], once: Any, twic
 
 
 def slow_input(pattern: re.Pattern[Any], uses: list[Callable[..., Any]]) -> tuple[str, str, str] | None:
-    """The first input that shows that an expression is not linear; None where none does."""
+    """Return the first input that shows that an expression is not linear; None where none does."""
     for lead, part, end in dict.fromkeys(hard_inputs(pattern)):
         # Few repeats first: what is exponential would not end with more.
         for count in (8, 16, 60, max(12, 4000 // len(part))):

@@ -13,7 +13,7 @@ OWN = ("core", "runtime", "libs", "plugins", "tests", "docs", "examples", "deplo
 
 
 def files(*suffixes: str) -> list[Path]:
-    """The files of the tree with one of the suffixes, without environments and what others wrote."""
+    """Return the files of the tree with one of the suffixes, without environments and what others wrote."""
     found = [path for path in ROOT.iterdir() if path.is_file()]
     found += [path for top in OWN for path in (ROOT / top).rglob("*") if path.is_file()]
     foreign = {"node_modules", ".pytest_cache"}
@@ -29,12 +29,12 @@ PAGES = files(".md")
 
 
 def prose(page: Path) -> str:
-    """The page without its blocks of code."""
+    """Return the page without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def links(page: Path) -> list[tuple[str, str]]:
-    """The paths and the anchors of the links that stay in the tree."""
+    """Return the paths and the anchors of the links that stay in the tree."""
     found = re.findall(r"\]\(([^()\s#]*)(?:#([^()\s]*))?\)", prose(page))
     return [(path, anchor) for path, anchor in found if ":" not in path]
 

@@ -40,7 +40,7 @@ JOBS, QUEUE = Group("Jobs", "What is done.", ("worker.Jobs",)), Group("Queue", "
 
 
 def declared(**changes: Any) -> Declaration:
-    """A declaration that is sound."""
+    """Return a declaration that is sound."""
     usual: dict[str, Any] = {
         "file": ROOT / "core" / "worker.py",
         "line": 1,
@@ -56,7 +56,7 @@ def declared(**changes: Any) -> Declaration:
 
 
 def queued(**changes: Any) -> Declaration:
-    """Another one, of another group."""
+    """Return another one, of another group."""
     usual = {"place": "worker.Queue.put", "name": "waiting_jobs", "kind": "gauge", "help": "Jobs that wait."}
     return declared(**(usual | changes))
 

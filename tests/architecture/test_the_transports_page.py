@@ -22,7 +22,7 @@ def plugins(kind: str) -> set[str]:
 
 
 def chosen(section: str) -> set[str]:
-    """The names in the first column of a section's table."""
+    """Return the names in the first column of a section's table."""
     text = PAGE.split(f"\n## {section}\n")[1].split("\n## ")[0]
     return set(re.findall(r"^\| `([a-z]+)` \|", text, re.MULTILINE))
 

@@ -45,7 +45,7 @@ def sources(distribution: Path) -> list[Path]:
 
 @cache
 def imports(path: Path, *, typing: bool = True) -> list[str]:
-    """Every module a file imports, also inside functions; without `typing` not those for type checkers alone."""
+    """Return every module a file imports, also inside functions; without `typing` not those for type checkers alone."""
     found: list[str] = []
     tree = ast.parse(path.read_text())
     if not typing:

@@ -17,7 +17,7 @@ print(*sorted(name for name in sys.modules if name in {HEAVY!r} or name.startswi
 
 
 def loaded(line: str) -> list[str]:
-    """Which of these modules a fresh interpreter has after a line."""
+    """Return which of these modules a fresh interpreter has after a line."""
     done = subprocess.run([sys.executable, "-c", line + REPORT], capture_output=True, text=True, timeout=30, check=True)
     return done.stdout.split()
 

@@ -67,7 +67,7 @@ async def probe_server(step_s: float = 0.0, text: Text | None = None) -> AsyncIt
 
 @asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[Endpoint]:
-    """A server that answers the first request of each connection with `answer` and closes."""
+    """Yield a server that answers the first request of each connection with `answer` and closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

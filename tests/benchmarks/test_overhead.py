@@ -22,7 +22,10 @@ def options(*words: str) -> argparse.Namespace:
 
 
 def counting(name: str, asked: Asked, *, first: int = 0, less: int = 0) -> Stream:
-    """Answers with numbers from `first` on, and fewer by `less` than asked for; the prompts' sums go to `asked`."""
+    """Return answers with numbers from `first` on, and fewer by `less` than asked for.
+
+    The prompts' sums go to `asked`.
+    """
 
     async def stream(prompt: list[int], limit: int) -> AsyncIterator[Sequence[int]]:
         asked.append((name, sum(prompt), limit))

@@ -109,7 +109,7 @@ def test_it_measures_real_servers_and_leaves_no_process(tmp_path: Path) -> None:
 
 
 def running(folder: Path) -> list[str]:
-    """The command lines of processes that are about something in `folder`."""
+    """Return the command lines of processes that are about something in `folder`."""
     found: list[str] = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

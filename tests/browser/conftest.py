@@ -48,13 +48,13 @@ class Screen:
             self.outside.append(request.url)
 
     def open(self) -> None:
-        """Loads the dashboard."""
+        """Load the dashboard."""
         self.page.goto(f"{self.root}/dashboard")
 
 
 @pytest.fixture
 def screen(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Screen]]:
-    """Opens a page at an address; `phone` has the size of one, and is dark."""
+    """Open a page at an address; `phone` has the size of one, and is dark."""
     contexts = []
 
     def opened(root: str, phone: bool = False) -> Screen:

@@ -47,17 +47,17 @@ class Deployment:
         self.root = f"http://127.0.0.1:{port}"
 
     def state(self) -> Any:
-        """What all frontends and workers do."""
+        """Return what all frontends and workers do."""
         with urllib.request.urlopen(f"{self.root}/admin/state", timeout=20) as answer:
             return json.load(answer)
 
     def drain(self, worker: str) -> None:
-        """Takes a worker out of service."""
+        """Take a worker out of service."""
         request = urllib.request.Request(f"{self.root}/admin/workers/{worker}/drain", method="POST")
         urllib.request.urlopen(request, timeout=20).close()
 
     def ask(self, count: int = 1) -> list[str]:
-        """The ids of requests that were answered."""
+        """Return the ids of requests that were answered."""
         ids = []
         for number in range(count):
             content = [{"role": "user", "content": f"Tell me about the number {number % 3}. " * 20}]
@@ -116,7 +116,7 @@ def shown(screen: Screen, name: str) -> None:
 
 
 def serious(screen: Screen) -> list[Any]:
-    """What axe-core finds that keeps people out."""
+    """Return what axe-core finds that keeps people out."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
 
     # Scripts are those of the frontend only: axe comes in beside the policy, as the tools of a browser do.
@@ -252,7 +252,7 @@ def test_thresholds_and_settings_are_changed(open_deployment: Callable[..., Depl
 
 
 def thresholds(screen: Screen) -> tuple[str, str]:
-    """What is in the fields."""
+    """Return what is in the fields."""
     fields = (f"#active_{name}_threshold" for name in ("decode_blocks", "prefill_tokens"))
     share, tokens = (screen.page.input_value(field) for field in fields)
     return share, tokens

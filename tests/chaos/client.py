@@ -30,7 +30,7 @@ class Client:
         await self._session.close()
 
     async def ask(self, asked: Asked, history: History | None = None, *, leave: asyncio.Event | None = None) -> History:
-        """One request, to its end, or until the client is told to `leave`."""
+        """Return one request, to its end, or until the client is told to `leave`."""
         history = history or History(asked)
         clock = asyncio.get_running_loop().time
         history.sent = clock()
@@ -61,7 +61,7 @@ class Client:
         return End.CLEAN
 
     async def answers(self, asked: Iterable[Asked]) -> dict[int, Answer]:
-        """The unary answers to these requests, by seed: what an unbroken run says."""
+        """Return the unary answers to these requests, by seed: what an unbroken run says."""
         answers: dict[int, Answer] = {}
         assert self._session is not None
         for one in asked:
@@ -85,17 +85,17 @@ class Crowd:
         ]
 
     async def begun(self) -> None:
-        """Returns when every stream has said something, or has ended."""
+        """Return when every stream has said something, or has ended."""
         for history in self.histories:
             if history.asked.stream:
                 await history.begun.wait()
 
     def leave(self) -> None:
-        """Those who were to leave do."""
+        """Cancel the streams that were to leave."""
         self._leave.set()
 
     async def end(self) -> list[History]:
-        """The histories, when all have ended: each has a deadline."""
+        """Return the histories, when all have ended: each has a deadline."""
         await asyncio.gather(*self._tasks)
         return self.histories
 

@@ -31,7 +31,7 @@ Expect: TypeAlias = Callable[[Iterable[Asked]], Any]
 
 @pytest.fixture
 def report(request: pytest.FixtureRequest) -> list[str]:
-    """Lines that are shown when all tests have ended."""
+    """Return lines that are shown when all tests have ended."""
     return request.config.stash.setdefault(REPORT, [])
 
 
@@ -42,7 +42,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Makes fleets; `async with` runs one."""
+    """Make fleets; `async with` runs one."""
     made: list[ProxiedWorkers] = []
 
     def make(**settings: Any) -> ProxiedWorkers:
@@ -58,7 +58,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server in one process, to which nothing is done."""
+    """Yield the address of a server in one process, to which nothing is done."""
     config = tmp_path_factory.mktemp("reference") / "config.yaml"
     config.write_text(REFERENCE)
     part = Part(config, "--set", "frontend.port=0")
@@ -78,7 +78,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 async def expect(reference: str) -> AsyncIterator[Expect]:
-    """What unbroken runs of requests say, by seed."""
+    """Yield what unbroken runs of requests say, by seed."""
     async with Client(reference) as client:
 
         async def answers(asked: Iterable[Asked]) -> dict[int, Answer]:

@@ -102,13 +102,13 @@ class HangingFleet(Started):
             await worker.proxy.aclose()
 
     def abandon(self) -> None:
-        """Leaves no process behind, even where the test was cut off and nothing was closed."""
+        """Leave no process behind, even where the test was cut off and nothing was closed."""
         for part in self._parts():
             part.abandon()
         self.servers.__exit__()
 
     async def complete(self) -> None:
-        """Returns when the frontend sees all workers, and none beside."""
+        """Return when the frontend sees all workers, and none beside."""
         wanted = {worker.pid for worker in self._all_workers()}
         async with aiohttp.ClientSession() as session, asyncio.timeout(START_DEADLINE):
             while await self._seen(session) != wanted:
@@ -181,7 +181,7 @@ HANGS = [
 
 
 def crowd_of(model: str, first: int, deadline: float) -> list[Asked]:
-    """Requests with long prompts, which wait for their first token for seconds, and long answers that begin at once."""
+    """Return requests with long prompts, whose first token takes seconds, and long answers that begin at once."""
     asked = []
     for number in range(24):
         long = number % 2
@@ -201,7 +201,7 @@ def crowd_of(model: str, first: int, deadline: float) -> list[Asked]:
 
 
 async def all_are_asked(fleet: HangingFleet, client: Client, seeds: Iterator[int]) -> None:
-    """Returns when every worker gets requests: one that has hung is passed over for a while."""
+    """Return when every worker gets requests: one that has hung is passed over for a while."""
     for model, workers in fleet.workers.items():
         waiting = list(workers)
         async with asyncio.timeout(START_DEADLINE):
@@ -228,7 +228,7 @@ class Struck:
 
 
 async def kill_and_strike(fleet: HangingFleet, model: str, hang: Hang, histories: dict[int, History]) -> Struck:
-    """Kills the first worker of a model, and has another one hang that has been given some of its requests.
+    """Kill the first worker of a model, and have another one hang that has been given some of its requests.
 
     From then on that one is the second.
     """
@@ -263,7 +263,7 @@ async def kill_and_strike(fleet: HangingFleet, model: str, hang: Hang, histories
 
 
 def _begun(history: History) -> bool:
-    """Whether an answer has begun. Of one that is collected whole the prompt tells: a long one takes seconds."""
+    """Return whether an answer has begun. Of one that is collected whole the prompt tells: a long one takes seconds."""
     if history.asked.stream:
         return history.begun.is_set()
     return len(history.asked.prompt) < 1000

@@ -57,7 +57,7 @@ class Asked:
     model: str = "mock-model"
 
     def body(self) -> dict[str, Any]:
-        """The request as JSON."""
+        """Return the request as JSON."""
         body: dict[str, Any] = {
             "model": self.model,
             "messages": [{"role": "user", "content": self.prompt}],
@@ -96,7 +96,7 @@ class History:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     def answered(self, status: int, headers: Mapping[str, str]) -> None:
-        """The head of the answer is in."""
+        """Record that the head of the answer is in."""
         self.status = status
         self.headers = {name.lower(): value for name, value in headers.items()}
 
@@ -105,7 +105,7 @@ class History:
         return self.headers.get("content-type", "").startswith("text/event-stream")
 
     def came(self, now: float, data: bytes) -> None:
-        """A piece of the body is in."""
+        """Record that a piece of the body is in."""
         if self.first_byte is None:
             self.first_byte = now
         self.body += data
@@ -120,7 +120,7 @@ class History:
                 self.begun.set()
 
     def over(self, now: float, end: End) -> None:
-        """The request has ended."""
+        """Record that the request has ended."""
         self.ends.append((now, end))
         self.begun.set()
 
@@ -128,7 +128,7 @@ class History:
 def check(
     histories: Iterable[History], expected: Mapping[int, Answer], allowed: Mapping[int, Collection[Outcome]]
 ) -> list[str]:
-    """What is wrong with the histories of a run: nothing, if the list is empty.
+    """Return what is wrong with the histories of a run: nothing, if the list is empty.
 
     `expected` has the unbroken answer by seed; `allowed` what a request may have become, by seed: those it does not
     name must be whole.
@@ -149,7 +149,7 @@ def check(
 
 
 def judge(history: History, expected: Answer) -> tuple[Outcome, list[str]]:
-    """What became of one request, and what is wrong with that whatever was done to it."""
+    """Return what became of one request, and what is wrong with that whatever was done to it."""
     problems = _once_and_in_time(history)
     if problems:
         return Outcome.FAILED, problems
@@ -240,7 +240,10 @@ def _refusal(history: History, end: End) -> list[str]:
 
 
 def _error_form(body: Any, status: int | None) -> list[str]:
-    """Whether this is the documented body of an error; `status` None: of a stream's last item, any of `STATUSES`."""
+    """Return whether this is the documented body of an error.
+
+    `status` None: of a stream's last item, any of `STATUSES`.
+    """
     match body:
         case {
             "error": {"message": str(message), "type": str(kind), "param": _, "code": _, **within},
@@ -305,7 +308,7 @@ def _read_chunk(said: _Said, chunk: Any) -> None:
 
 
 def _begins(history: History, expected: Answer) -> list[str]:
-    """Whatever came must be the beginning of the unbroken answer: nothing lost, doubled or changed."""
+    """Check that the items are the beginning of the unbroken answer: nothing lost, doubled or changed."""
     if not history.streams:
         return []
     try:
@@ -319,7 +322,7 @@ def _begins(history: History, expected: Answer) -> list[str]:
 
 
 def answer_in(body: Mapping[str, Any]) -> Answer:
-    """The answer in the body of a unary one."""
+    """Return the answer in the body of a unary one."""
     choice = body["choices"][0]
     return Answer(choice["message"]["content"], choice["finish_reason"], _totals(body["usage"]))
 

@@ -76,7 +76,7 @@ class Part:
         return self._log.read_text() if self._log.exists() else ""
 
     def start(self) -> None:
-        """Starts the process; the one before it is gone."""
+        """Start the process; the one before it is gone."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
         env = kept | {"PYTHONUNBUFFERED": "1", "XDG_CACHE_HOME": str(self._log.with_name("cache"))}
         with self._log.open("ab") as log:
@@ -85,7 +85,7 @@ class Part:
             )
 
     def abandon(self) -> None:
-        """Ends it without a word, and without an event loop; safe twice."""
+        """End it without a word, and without an event loop; safe twice."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(5)
@@ -95,12 +95,12 @@ class Part:
         self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """Ends it without a word."""
+        """End it without a word."""
         self.signal(signal.SIGKILL)
         await self.gone()
 
     async def gone(self) -> int:
-        """Waits for its end; the exit code."""
+        """Wait for its end; the exit code."""
         assert self._process is not None
         await until(lambda: not self.running, STOP_DEADLINE)
         assert self._process.returncode is not None
@@ -111,7 +111,7 @@ class Part:
         return self._process is not None and self._process.poll() is None
 
     async def end(self) -> None:
-        """Ends it, however it is."""
+        """End it, however it is."""
         if not self.running:
             return
         self.signal(signal.SIGCONT)
@@ -146,7 +146,7 @@ class Worker(Part):
 
 
 async def proxied(servers: Servers) -> tuple[FaultProxy, Requests, dict[str, Any]]:
-    """A proxy for one worker, the requests seen there, and what the worker's transport has so that it is on the way."""
+    """Return a proxy for one worker, the requests seen there, and the settings that put it on the way."""
     broker, requests = servers.broker, TcpRequests() if servers.broker is None else BrokerRequests()
     port = free_port() if broker is None else broker.port
     proxy = FaultProxy("127.0.0.1", port, tap=requests, framing=None if broker is None else Raw())
@@ -163,11 +163,11 @@ class Started(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Returns when everything is there."""
+        """Return when everything is there."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Ends everything."""
+        """End everything."""
 
     async def __aenter__(self) -> Self:
         try:
@@ -232,7 +232,7 @@ class ProxiedWorkers(Started):
             await self._session.close()
 
     def abandon(self) -> None:
-        """Leaves no process behind, even where the test was cut off and nothing was closed."""
+        """Leave no process behind, even where the test was cut off and nothing was closed."""
         for part in (*self.frontends, *self.workers):
             part.abandon()
         self.servers.__exit__()
@@ -243,7 +243,7 @@ class ProxiedWorkers(Started):
         return self.urls[0]
 
     async def pids(self, url: str) -> set[int]:
-        """The processes of the workers that a frontend sees; none while it does not listen."""
+        """Return the processes of the workers that a frontend sees; none while it does not listen."""
         try:
             listed = json.loads(await self._get(f"{url}/health"))["instances"]
         except aiohttp.ClientConnectionError:
@@ -251,7 +251,7 @@ class ProxiedWorkers(Started):
         return {entry["pid"] for entry in listed}
 
     async def complete(self) -> None:
-        """Returns when every frontend sees all workers, and none beside."""
+        """Return when every frontend sees all workers, and none beside."""
         deadline = asyncio.get_running_loop().time() + START_DEADLINE
         wanted = {worker.pid for worker in self.workers}
         for frontend, url in zip(self.frontends, self.urls, strict=True):
@@ -263,7 +263,7 @@ class ProxiedWorkers(Started):
                 await asyncio.sleep(0.05)
 
     async def moves(self) -> float:
-        """How many answers in the middle have been moved, by all frontends."""
+        """Return how many answers in the middle have been moved, by all frontends."""
         name = "dynamo_frontend_model_migration_total"
         counted = 0.0
         for url in self.urls:
@@ -285,7 +285,7 @@ class ProxiedWorkers(Started):
         return [line for found, line in spoken if found and f" request_id={found[1]}" not in line]
 
     async def held(self) -> dict[str, float]:
-        """All accounting gauges of all processes that are not zero."""
+        """Return all accounting gauges of all processes that are not zero."""
         places: dict[str, tuple[str, tuple[str, ...]]]
         places = {f"frontend {number}": (f"{url}/metrics", FRONTEND_GAUGES) for number, url in enumerate(self.urls)}
         places |= {f"worker {worker.pid}": (worker.metrics, WORKER_GAUGES) for worker in self.workers}
@@ -296,7 +296,7 @@ class ProxiedWorkers(Started):
         return held
 
     async def quiet(self, seconds: float) -> dict[str, float]:
-        """What is still held after so many seconds: nothing, as soon as that is so."""
+        """Return what is still held after so many seconds: nothing, as soon as that is so."""
         deadline = asyncio.get_running_loop().time() + seconds
         while (held := await self.held()) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
@@ -309,7 +309,7 @@ class ProxiedWorkers(Started):
 
 
 def read_metrics(text: str, names: Iterable[str]) -> dict[str, float]:
-    """The sum over the samples of each of these metrics; one that is not there is an error."""
+    """Return the sum over the samples of each of these metrics; one that is not there is an error."""
     totals: dict[str, float] = {}
     for line in text.splitlines():
         found = re.fullmatch(r"([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)", line)
@@ -319,7 +319,7 @@ def read_metrics(text: str, names: Iterable[str]) -> dict[str, float]:
 
 
 async def until(condition: Callable[[], Any], seconds: float) -> Any:
-    """The first result that is true; for what happens in other processes, and has no event here.
+    """Return the first result that is true; for what happens in other processes, and has no event here.
 
     Raises:
         TimeoutError: there was none in time.

@@ -80,7 +80,7 @@ def wire(
     times: int | None = 1,
     effect: Effect = Effect.ALL,
 ) -> Trouble:
-    """A fault at a chosen frame."""
+    """Return a fault at a chosen frame."""
 
     async def strike(worker: Worker) -> None:
         await worker.plan.inject(fault, direction=direction, when=when, at=at, times=times).hit()
@@ -142,7 +142,7 @@ BROKER_TROUBLES = [
 def requests(
     streams: int, unary: int, *, first: int = 0, tokens: int = LONG, deadline: float = DEADLINE
 ) -> list[Asked]:
-    """Streams, then unary requests; no two are alike, or end together."""
+    """Stream, then unary requests; no two are alike, or end together."""
     return [
         Asked(first + number, f"question {number}", tokens + 5 * number, stream=number < streams, deadline=deadline)
         for number in range(streams + unary)
@@ -150,7 +150,7 @@ def requests(
 
 
 def allowed(asked: Asked, *, whole: bool, migration_limit: int) -> set[Outcome]:
-    """What a request may become that ran on a worker in trouble; `whole`: also what it must be elsewhere."""
+    """Return what a request may become that ran on a worker in trouble; `whole`: also what it must be elsewhere."""
     broken = Outcome.BROKEN if asked.stream else Outcome.FAILED
     if migration_limit:
         return {Outcome.WHOLE}
@@ -167,7 +167,7 @@ async def one_worker_in_trouble(
     unary: int = 4,
     deadline: float = DEADLINE,
 ) -> list[str]:
-    """Strikes the first worker while a crowd runs on all of them; what is wrong with what came of it."""
+    """Strike the first worker while a crowd runs on all of them; what is wrong with what came of it."""
     asked = requests(streams, unary, deadline=deadline)
     later = requests(6, 4, first=100, tokens=20, deadline=deadline)
     expected = await expect([*asked, *later])
@@ -205,7 +205,7 @@ async def one_worker_in_trouble(
 
 
 async def asked_again(client: Client, worker: Worker, numbers: Iterator[int], *, within: float = PASSED_OVER) -> None:
-    """Returns when a worker gets requests: one that has failed is passed over for a while."""
+    """Return when a worker gets requests: one that has failed is passed over for a while."""
     async with asyncio.timeout(within):
         while True:
             sent = {next(numbers) for _ in range(4)}
@@ -218,7 +218,7 @@ async def asked_again(client: Client, worker: Worker, numbers: Iterator[int], *,
 async def trouble_all_the_time(
     fleet: ProxiedWorkers, expect: Callable[..., Awaitable[Mapping[int, Answer]]], *, rounds: int, seed: int
 ) -> list[str]:
-    """Strikes one worker after the other, in an order that `seed` draws, under clients of every kind."""
+    """Strike one worker after the other, in an order that `seed` draws, under clients of every kind."""
     dice = random.Random(seed)
     problems: list[str] = []
     numbers = itertools.count(1000 * rounds)

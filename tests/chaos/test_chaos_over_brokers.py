@@ -47,7 +47,7 @@ async def test_trouble_between_one_worker_and_the_broker_is_noticed_by_no_client
 
 
 async def asked_around_an_outage(expect: Any) -> tuple[list[Asked], list[Asked], list[Asked], Any]:
-    """What is asked before the outage, during it, and after it; and the answers to expect."""
+    """Return what is asked before the outage, during it, and after it; and the answers to expect."""
     asked = requests(STREAMS, UNARY, deadline=PATIENT)
     meanwhile, later = (requests(6, 4, first=first, tokens=20, deadline=PATIENT) for first in (100, 200))
     return asked, meanwhile, later, await expect([*asked, *meanwhile, *later])

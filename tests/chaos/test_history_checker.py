@@ -41,7 +41,7 @@ BROKEN = [*TOKENS[:3], error()]
 
 
 def stream(*events: str, end: End = End.CLEAN, rest: bytes = b"") -> History:
-    """A history of a stream that was sent at second 10 and had an event each second."""
+    """Return a history of a stream that was sent at second 10 and had an event each second."""
     history = History(Asked(1), sent=10.0)
     history.answered(200, {"Content-Type": "text/event-stream"})
     for at, event in enumerate(events):

@@ -23,7 +23,7 @@ PATIENT = 60.0
 
 
 async def wire_away(fleet: ProxiedWorkers, seconds: float) -> None:
-    """Every connection with the worker, or of the worker with the broker, is reset, new ones too."""
+    """Reset every connection with the worker, or of the worker with the broker, new ones too."""
     plan = fleet.workers[0].plan
     rules = [plan.inject(Cut(), direction=direction, times=None) for direction in Direction]
     fleet.workers[0].proxy.cut()
@@ -33,7 +33,7 @@ async def wire_away(fleet: ProxiedWorkers, seconds: float) -> None:
 
 
 async def broker_away(fleet: ProxiedWorkers, seconds: float) -> None:
-    """The broker is killed, and started again where it was, without what it knew."""
+    """Kill the broker, and start it again at the same place, without its data."""
     broker = fleet.servers.broker
     assert broker is not None
     await asyncio.to_thread(broker.kill)

@@ -49,7 +49,7 @@ PROFILES = ["tcp-file", "nats-etcd", "redis-redis"]
 
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[Callable[..., HangingFleet]]:
-    """Makes fleets; `async with` runs one."""
+    """Make fleets; `async with` runs one."""
     made: list[HangingFleet] = []
 
     def make(profile: str, **settings: Any) -> HangingFleet:
@@ -78,7 +78,7 @@ async def test_what_hangs_is_given_up_in_time_and_answered_by_another(
 async def one_hang(
     fleet: HangingFleet, hang: Hang, expect: Any, report: list[str], stall: float | None, first: int
 ) -> None:
-    """Both models have a worker that hangs while a crowd is on it; checks what became of the crowd."""
+    """Hang a worker of both models while a crowd is on it, and check what became of the crowd."""
     asked = [one for at, model in enumerate(MODELS) for one in crowd_of(model, first + 50 * at, DEADLINE)]
     expected = await expect(asked)
     async with Client(fleet.url) as client:
@@ -129,7 +129,7 @@ async def _mend(fleet: HangingFleet, hang: Hang) -> None:
 
 
 def bound(fleet: HangingFleet, hang: Hang, stall: float | None) -> float | None:
-    """Seconds within which the promise is that a worker is given up; None: never."""
+    """Return seconds within which the promise is that a worker is given up; None: never."""
     promises = [] if hang.alive else [fleet.lease + 2]
     if stall is not None:
         promises.append(stall + 2)
@@ -139,7 +139,10 @@ def bound(fleet: HangingFleet, hang: Hang, stall: float | None) -> float | None:
 def _given_up(
     fleet: HangingFleet, model: str, histories: dict[int, History], struck: Struck, struck_at: float
 ) -> dict[int, float]:
-    """Seconds after which each request that was struck came to the third worker, or ended; it may have done neither."""
+    """Return seconds after which each request that was struck came to the third worker, or ended.
+
+    It may have done neither.
+    """
     waits = {}
     third = fleet.workers[model][2].requests.times
     for seed in struck.all:
@@ -151,7 +154,7 @@ def _given_up(
 
 
 def _unheld(fleet: HangingFleet, hang: Hang, struck: dict[str, Struck]) -> list[str]:
-    """Which phases had no request, so that nothing was shown of them."""
+    """Return which phases had no request, so that nothing was shown of them."""
     problems = []
     for model, limit in MODELS.items():
         phases = {
@@ -168,7 +171,7 @@ def _unheld(fleet: HangingFleet, hang: Hang, struck: dict[str, Struck]) -> list[
 def _allowed(
     histories: list[History], limit: int, struck: Struck, struck_at: float, *, thawed: bool
 ) -> dict[int, set[Outcome]]:
-    """What requests may have become that do not migrate: those of the killed worker, and those that were struck."""
+    """Return the allowed outcomes of requests that do not migrate: of the killed worker, and those struck."""
     if limit:
         return {}
     allowed = {}

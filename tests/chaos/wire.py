@@ -24,13 +24,13 @@ _LONGEST = len(_SEED) + 1 + 4 - 1
 
 
 def _message(body: bytes) -> Any:
-    """What a frame of the transport tcp says; after the handshake a checksum comes before it."""
+    """Return what a frame of the transport tcp says; after the handshake a checksum comes before it."""
     checked = int.from_bytes(body[:4], "big") ^ 0xFFFFFFFF == len(body)
     return _decode(body[12:] if checked else body)
 
 
 def tagged(tag: Any) -> Callable[[bytes], bool]:
-    """Whether a frame is this message."""
+    """Return whether a frame is this message."""
     return lambda body: bool(_message(body)[0] == tag)
 
 
@@ -39,13 +39,13 @@ is_taken = tagged(ACK)
 
 
 def is_running(body: bytes) -> bool:
-    """Whether a frame carries a row that is neither the first of its stream nor its last."""
+    """Return whether a frame carries a row that is neither the first of its stream nor its last."""
     message = _message(body)
     return bool(message[0] == ROWS_TAG and any(row[1] > 0 and isinstance(row[2], list) for row in message[1]))
 
 
 def is_last(body: bytes) -> bool:
-    """Whether a frame carries the flag that closes a stream."""
+    """Return whether a frame carries the flag that closes a stream."""
     message = _message(body)
     return bool(
         message[0] == ROWS_TAG
@@ -54,7 +54,10 @@ def is_last(body: bytes) -> bool:
 
 
 def is_published(data: bytes) -> bool:
-    """Whether a piece of the connection from a worker to its broker has a message; both protocols say so alike."""
+    """Return whether a piece of the connection from a worker to its broker has a message.
+
+    Both protocols say so alike.
+    """
     return b"PUB" in data
 
 
@@ -75,12 +78,12 @@ class Requests(ABC):
         return self.times.keys()
 
     def came(self, seed: int) -> None:
-        """A request has come."""
+        """Record that a request has come."""
         self.times.setdefault(seed, time.monotonic())
 
     @abstractmethod
     def __call__(self, passing: Passing) -> None:
-        """Reads what passes."""
+        """Read what passes."""
 
 
 class TcpRequests(Requests):

@@ -130,7 +130,7 @@ AGENTS = [
 
 
 def asked(agent: Agent, url: str, model: str, folder: Path, prompt: str, *, resume: bool = False) -> str:
-    """What an agent prints when it is asked something in a folder of its own."""
+    """Return what an agent prints when it is asked something in a folder of its own."""
     for name, text in agent.files(url, model).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def asked(agent: Agent, url: str, model: str, folder: Path, prompt: str, *, resu
 
 
 def printed(words: Sequence[str], environment: Mapping[str, str], folder: Path) -> str:
-    """What a program prints that runs in a folder without a terminal, and ends well."""
+    """Return what a program prints that runs in a folder without a terminal, and ends well."""
     ended = subprocess.run(
         words,
         env={"TERM": "dumb", **environment},

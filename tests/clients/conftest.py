@@ -26,7 +26,7 @@ def only_where_set_up(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def recorded() -> Iterator[Callable[[str, Any], Recorder]]:
-    """Puts a recorder before a server. What the client of that name sent is its fixture if DYNAMO_CLIENTS=record."""
+    """Put a recorder before a server. What the client of that name sent is its fixture if DYNAMO_CLIENTS=record."""
     with ExitStack() as stack:
 
         def start(name: str, server: Any) -> Recorder:

@@ -16,7 +16,7 @@ NODE, OWN = "node", ""
 
 
 def command(environment: str, program: str = "python") -> str:
-    """The interpreter, or another command, of an environment."""
+    """Return the interpreter, or another command, of an environment."""
     if environment == NODE:
         return "node"
     if environment == OWN:
@@ -25,7 +25,7 @@ def command(environment: str, program: str = "python") -> str:
 
 
 def printed(*words: str, home: Path, seconds: float = 100) -> str:
-    """What a program prints, which must end well."""
+    """Return what a program prints, which must end well."""
     ended = subprocess.run(
         words,
         env={

@@ -65,7 +65,7 @@ class Recorder:
 
 @contextmanager
 def recording(upstream: str) -> Iterator[Recorder]:
-    """A recorder before a server, in a thread of its own."""
+    """Yield a recorder before a server, in a thread of its own."""
     recorder, ready, over = Recorder(upstream), threading.Event(), asyncio.Event()
     loop = asyncio.new_event_loop()
 
@@ -98,7 +98,10 @@ def _asked(http: web.Request, body: bytes) -> dict[str, Any]:
 
 
 def reduced(value: Any) -> Any:
-    """A body with its shape and its short texts, which say what it is; of longer texts only the length is kept."""
+    """Return a body with its shape and its short texts, which say what it is.
+
+    Of longer texts only the length is kept.
+    """
     match value:
         case dict():
             return {name: reduced(item) for name, item in value.items() if name not in ("description", "$schema")}
@@ -111,18 +114,18 @@ def reduced(value: Any) -> Any:
 
 
 def by_shape(asked: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """One request of each shape: the path and the fields."""
+    """Return one request of each shape: the path and the fields."""
     return {f"{each['path']} {' '.join(sorted(each['body']))}": each for each in asked}
 
 
 def keep(name: str, recorder: Recorder) -> None:
-    """Writes what a client sent as its fixture."""
+    """Write what a client sent as its fixture."""
     text = json.dumps(by_shape(recorder.asked), indent=1, sort_keys=True)
     (SENT / f"{name}.json").write_text(text + "\n")
 
 
 def kept(name: str) -> dict[str, dict[str, Any]]:
-    """What a client sent when its fixture was made."""
+    """Return what a client sent when its fixture was made."""
     path = SENT / f"{name}.json"
     assert path.exists(), f"there is no fixture of {name}: DYNAMO_CLIENTS=record makes one"
     found: dict[str, dict[str, Any]] = json.loads(path.read_text())

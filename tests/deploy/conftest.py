@@ -86,7 +86,7 @@ class Refused(Exception):
 
 
 def not_tested(what: str, remedy: str) -> NoReturn:
-    """Skips the test, loudly; fails it where CI has promised the tool."""
+    """Skip the test, loudly; fail it where CI has promised the tool."""
     text = f"NOT TESTED: there is no {what}; {remedy}"
     if os.environ.get("CI") == "1" and sys.platform == "linux" and os.uname().machine == "x86_64":
         pytest.fail(text)
@@ -95,7 +95,7 @@ def not_tested(what: str, remedy: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def library() -> Callable[[str], Any]:
-    """Imports a module of the development tools, or skips."""
+    """Import a module of the development tools, or skip."""
 
     def load(name: str) -> Any:
         if importlib.util.find_spec(name) is None:
@@ -107,7 +107,7 @@ def library() -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def render() -> Callable[..., dict[str, str]]:
-    """The files of the chart by name, rendered once by Helm with these values on top of the chart's own."""
+    """Return the files of the chart by name, rendered once by Helm with these values on top of the chart's own."""
 
     @cache
     def text(values: str, release: str) -> str:
@@ -133,7 +133,7 @@ def render() -> Callable[..., dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def refusal(render: Callable[..., dict[str, str]]) -> Callable[[dict[str, Any]], str]:
-    """What Helm says to values that the chart must refuse."""
+    """Return what Helm says to values that the chart must refuse."""
 
     def run(values: dict[str, Any]) -> str:
         with pytest.raises(Refused) as caught:
@@ -145,7 +145,7 @@ def refusal(render: Callable[..., dict[str, str]]) -> Callable[[dict[str, Any]],
 
 @pytest.fixture(scope="session")
 def chart(render: Callable[..., dict[str, str]]) -> Callable[..., Objects]:
-    """The objects of the chart with these values."""
+    """Return the objects of the chart with these values."""
 
     def run(values: dict[str, Any], release: str = "dynamo") -> Objects:
         texts = [text for name, text in sorted(render(values, release).items()) if name.endswith(".yaml")]
@@ -156,7 +156,10 @@ def chart(render: Callable[..., dict[str, str]]) -> Callable[..., Objects]:
 
 @pytest.fixture(scope="session")
 def kustomized() -> Callable[[str], Objects]:
-    """The objects of a folder below `deploy/kustomize`. No distribution brings Kustomize, so CI does not promise it."""
+    """Return the objects of a folder below `deploy/kustomize`.
+
+    No distribution brings Kustomize, so CI does not promise it.
+    """
     commands = (["kustomize", "build"], ["kubectl", "kustomize"])
     command = next((words for words in commands if shutil.which(words[0])), None)
 
@@ -173,7 +176,7 @@ def kustomized() -> Callable[[str], Objects]:
 
 @pytest.fixture(scope="session")
 def example() -> Callable[[str], dict[str, Any]]:
-    """The values in `examples/helm`."""
+    """Return the values in `examples/helm`."""
 
     def read(name: str) -> dict[str, Any]:
         values: dict[str, Any] = yaml.safe_load((REPOSITORY / "examples" / "helm" / f"{name}.yaml").read_text())
@@ -186,7 +189,7 @@ def example() -> Callable[[str], dict[str, Any]]:
 def rendered(
     chart: Callable[..., Objects], example: Callable[[str], dict[str, Any]], kustomized: Callable[[str], Objects]
 ) -> Callable[[str], Objects]:
-    """The objects of one of SOURCES, rendered once."""
+    """Return the objects of one of SOURCES, rendered once."""
     kept: dict[str, Objects] = {}
 
     def make(source: str) -> Objects:

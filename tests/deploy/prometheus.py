@@ -23,14 +23,14 @@ RULES = PACK / "prometheus" / "rules.yml"
 
 
 def rules_in(text: str) -> list[dict[str, Any]]:
-    """The rules of a file of this text."""
+    """Return the rules of a file of this text."""
     (group,) = yaml.safe_load(text)["groups"]
     found: list[dict[str, Any]] = group["rules"]
     return found
 
 
 def promtool(*words: str, folder: Path) -> str:
-    """What promtool prints; a failure of it is one of the test."""
+    """Return what promtool prints; a failure of it is one of the test."""
     if shutil.which("promtool") is None:
         pytest.skip("needs promtool; on Debian: apt-get install prometheus")
     done = subprocess.run(["promtool", *words], cwd=folder, capture_output=True, text=True, timeout=60)
@@ -39,7 +39,7 @@ def promtool(*words: str, folder: Path) -> str:
 
 
 def told(address: str, path: str) -> Any:
-    """The JSON that a server on the loopback answers."""
+    """Return the JSON that a server on the loopback answers."""
     with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as answer:
         return json.load(answer)
 
@@ -65,7 +65,7 @@ class Prometheus:
             )
 
     def query(self, query: str) -> list[Any]:
-        """What a query gives; nothing while Prometheus is still starting."""
+        """Return what a query gives; nothing while Prometheus is still starting."""
         try:
             answer = told(self.address, "/api/v1/query?" + urllib.parse.urlencode({"query": query}))
         except OSError:
@@ -74,12 +74,12 @@ class Prometheus:
         return found
 
     def firing(self, alert: str) -> list[dict[str, Any]]:
-        """The alerts of a rule that fire now."""
+        """Return the alerts of a rule that fire now."""
         active = told(self.address, "/api/v1/alerts")["data"]["alerts"]
         return [one for one in active if (one["labels"]["alertname"], one["state"]) == (alert, "firing")]
 
     def until(self, condition: Callable[[], Any], seconds: float, meanwhile: Callable[[], None] = lambda: None) -> Any:
-        """What a condition gives, once that is true; what it gave last where it takes longer.
+        """Return what a condition gives, once that is true; what it gave last where it takes longer.
 
         `meanwhile` is done before each look.
         """
@@ -92,6 +92,6 @@ class Prometheus:
             time.sleep(0.2)
 
     def close(self) -> None:
-        """Ends it."""
+        """End it."""
         self._process.terminate()
         self._process.wait(20)

@@ -103,13 +103,13 @@ LONG = 100
 
 
 def hastened(text: str) -> str:
-    """Rules whose durations are seconds, as nothing else of them may differ."""
+    """Return rules whose durations are seconds, as nothing else of them may differ."""
     text = re.sub(r"^(\s+for:) \d+[mh]$", r"\1 1s", text, flags=re.MULTILINE)
     return re.sub(r"(\[|\boffset )\d+m", r"\g<1>5s", text)
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process."""
+    """Return whether there is such a process."""
     return Path(f"/proc/{pid}").exists()
 
 
@@ -122,7 +122,7 @@ class Deployment:
         self._numbers = itertools.count()
 
     def operate(self, method: str, path: str, token: str = TOKEN) -> tuple[int, bytes]:
-        """Asks the admin listener: the status and the body."""
+        """Ask the admin listener: the status and the body."""
         request = urllib.request.Request(f"http://{self.admin}{path}", method=method)
         request.add_header("authorization", f"Bearer {token}")
         try:
@@ -133,30 +133,30 @@ class Deployment:
                 return error.code, error.read()
 
     def act(self, path: str) -> None:
-        """Has the admin listener do something."""
+        """Have the admin listener do something."""
         status, body = self.operate("POST", path)
         assert status == 200, body
 
     def ask(self, model: str) -> int:
-        """The status of a short answer to a prompt that no cache has."""
+        """Return the status of a short answer to a prompt that no cache has."""
         body = chat(model=model, max_tokens=2, messages=self._prompt())
         status: int = self.server.request("POST", PATH, body)[0]
         return status
 
     def stream(self, model: str, tokens: int) -> Stream:
-        """An answer that has begun, to a prompt that no cache has."""
+        """Return an answer that has begun, to a prompt that no cache has."""
         stream = Stream(self.server, model=model, max_tokens=tokens, messages=self._prompt())
         stream.begun()
         return stream
 
     def workers(self, model: str) -> list[int]:
-        """The processes that run a model; none while one of them is missing, or has died and is still listed."""
+        """Return the processes that run a model; none while one of them is missing, or has died and is still listed."""
         listed = json.loads(self.operate("GET", "/admin/workers")[1])["workers"]
         pids = [worker["pid"] for worker in listed if worker["model"] == model]
         return pids if len(pids) == MODELS[model] and all(map(runs, pids)) else []
 
     def whole(self, model: str) -> list[int]:
-        """The processes that run a model, once all of its workers are there."""
+        """Return the processes that run a model, once all of its workers are there."""
         found: list[int] = []
 
         def look() -> bool:
@@ -167,7 +167,7 @@ class Deployment:
         return found
 
     def frontend(self) -> int:
-        """The process of the frontend."""
+        """Return the process of the frontend."""
         supervisor = self.server.process.pid
         children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
         (found,) = [pid for pid in children if b"\0frontend\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -182,12 +182,12 @@ Again = Callable[[], None]
 
 
 def nothing() -> None:
-    """The fault lasts by itself."""
+    """Do nothing: the fault lasts by itself."""
 
 
 @contextmanager
 def frozen(processes: Callable[[Deployment], list[int]], deployment: Deployment) -> Iterator[Again]:
-    """Processes stand still."""
+    """Make processes stand still."""
     pids = processes(deployment)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -200,7 +200,7 @@ def frozen(processes: Callable[[Deployment], list[int]], deployment: Deployment)
 
 @contextmanager
 def killed(model: str, whole: bool, deployment: Deployment) -> Iterator[Again]:
-    """A worker is killed in mid-answer, whenever all workers are there. `whole` is whether clients notice nothing."""
+    """Kill a worker in mid-answer, whenever all workers are there. `whole` is whether clients notice nothing."""
 
     def kill() -> None:
         pids = deployment.workers(model)
@@ -218,7 +218,7 @@ def killed(model: str, whole: bool, deployment: Deployment) -> Iterator[Again]:
 
 @contextmanager
 def filled(more: bool, deployment: Deployment) -> Iterator[Again]:
-    """A long answer holds more of the only worker's cache than its threshold allows, and `more` requests come."""
+    """Fill more of the only worker's cache than its threshold allows, and send `more` requests."""
 
     def ask() -> None:
         assert deployment.ask("full") == 503
@@ -230,7 +230,7 @@ def filled(more: bool, deployment: Deployment) -> Iterator[Again]:
 
 @contextmanager
 def slow(deployment: Deployment) -> Iterator[Again]:
-    """The prompt of a request takes eleven seconds."""
+    """Let the prompt of a request take eleven seconds."""
     stream = Stream(deployment.server, model="slow", max_tokens=1)
     yield nothing
     stream.close()
@@ -238,7 +238,7 @@ def slow(deployment: Deployment) -> Iterator[Again]:
 
 @contextmanager
 def hanging(deployment: Deployment) -> Iterator[Again]:
-    """An engine takes a request, and gives nothing."""
+    """Let an engine take a request and give nothing."""
     stream = Stream(deployment.server, model="hanging")
     yield nothing
     stream.close()
@@ -246,7 +246,7 @@ def hanging(deployment: Deployment) -> Iterator[Again]:
 
 @contextmanager
 def cordoned(deployment: Deployment) -> Iterator[Again]:
-    """An operator forgets a worker."""
+    """Yield an operator forgets a worker."""
     deployment.act("/admin/workers/full-0/cordon")
     yield nothing
     deployment.act("/admin/workers/full-0/uncordon")
@@ -254,7 +254,7 @@ def cordoned(deployment: Deployment) -> Iterator[Again]:
 
 @contextmanager
 def silent(deployment: Deployment) -> Iterator[Again]:
-    """The KV router sends requests to a worker that does not tell of its cache."""
+    """Let the KV router send requests to a worker that does not report its cache."""
 
     def ask() -> None:
         assert deployment.ask("silent") == 200
@@ -264,7 +264,7 @@ def silent(deployment: Deployment) -> Iterator[Again]:
 
 @contextmanager
 def unread(deployment: Deployment) -> Iterator[Again]:
-    """An extension does not read what it has subscribed to."""
+    """Let an extension not read its subscription."""
 
     def ask() -> None:
         assert deployment.ask("moving") == 200
@@ -276,13 +276,13 @@ def unread(deployment: Deployment) -> Iterator[Again]:
 
 @contextmanager
 def blocked(deployment: Deployment) -> Iterator[Again]:
-    """An extension holds the event loop of the frontend now and then."""
+    """Let an extension hold the event loop of the frontend now and then."""
     yield lambda: deployment.act("/admin/faulty/block")
 
 
 @contextmanager
 def unauthorized(deployment: Deployment) -> Iterator[Again]:
-    """A program tries tokens."""
+    """Yield a program tries tokens."""
 
     def ask() -> None:
         for _ in range(5):
@@ -377,7 +377,7 @@ def deployment(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def prometheus(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """Scrapes the frontend as the operator's Prometheus does: with a token, and a label for the namespace."""
+    """Scrape the frontend as the operator's Prometheus does: with a token, and a label for the namespace."""
     job = {
         "job_name": "dynamo-frontend",
         "authorization": {"credentials": TOKEN},

@@ -26,20 +26,20 @@ HEALTHCHECK = REPOSITORY / "deploy" / "image" / "healthcheck.py"
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
-    """Every instruction and its arguments, with continued lines joined and comments gone."""
+    """Return every instruction and its arguments, with continued lines joined and comments gone."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     joined = re.sub(r"\\\n", " ", "\n".join(lines))
     return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in joined.splitlines()) if word]
 
 
 def arguments() -> dict[str, str]:
-    """The build arguments and their defaults."""
+    """Return the build arguments and their defaults."""
     pairs = (rest.partition("=") for word, rest in instructions(TEXT) if word == "ARG")
     return {name: value.strip('"') for name, _, value in pairs}
 
 
 def last(word: str) -> str:
-    """The argument of the last instruction of a name: what counts."""
+    """Return the argument of the last instruction of a name: what counts."""
     return [rest for found, rest in instructions(TEXT) if found == word][-1]
 
 
@@ -185,5 +185,5 @@ def test_its_install_command_makes_an_environment_that_serves_the_examples(
 
 
 def _plain() -> dict[str, str]:
-    """What a build has of the environment, and where this machine's pip finds its index."""
+    """Return what a build has of the environment, and where this machine's pip finds its index."""
     return {key: value for key, value in os.environ.items() if key in ("PATH", "HOME") or key.startswith("PIP_")}

@@ -52,7 +52,7 @@ def builder() -> Any:
 
 
 def queries() -> dict[str, str]:
-    """Every query of a panel."""
+    """Return every query of a panel."""
     found = {}
     for path in sorted((PACK / "grafana").glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
@@ -62,7 +62,7 @@ def queries() -> dict[str, str]:
 
 
 def metrics_of(query: str) -> set[str]:
-    """The families that a query reads."""
+    """Return the families that a query reads."""
     names = set(re.findall(r"\bdynamo_\w+", query))
     return {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 

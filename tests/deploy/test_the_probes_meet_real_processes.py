@@ -30,7 +30,7 @@ Objects = list[dict[str, Any]]
 
 
 def status(url: str) -> int:
-    """What GET is answered with; 0 without an answer."""
+    """Return what GET is answered with; 0 without an answer."""
     try:
         with urllib.request.urlopen(url, timeout=10) as response:
             return int(response.status)
@@ -51,7 +51,7 @@ def becomes(code: int, url: str, seconds: float = 60) -> bool:
 
 
 def metrics(url: str) -> set[str]:
-    """The names of all metrics of a page."""
+    """Return the names of all metrics of a page."""
     with urllib.request.urlopen(url, timeout=30) as response:
         return set(re.findall(r"^# TYPE (\w+) ", response.read().decode(), re.M))
 
@@ -73,7 +73,7 @@ class Pod:
         )
 
     def end(self) -> int:
-        """As a cluster does it; the exit code."""
+        """End the process as a cluster does; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(self.seconds)
@@ -89,7 +89,7 @@ def objects(chart: Callable[..., Objects], example: Callable[[str], dict[str, An
 
 @pytest.fixture
 def api(objects: Objects) -> Iterator[Any]:
-    """The stand-in, with the namespace and the pods of the deployment and the rights of its Role."""
+    """Yield the stand-in, with the namespace and the pods of the deployment and the rights of its Role."""
     server = runpy.run_path(str(STAND_IN))["ApiServer"]()
     server.namespaces = {"dynamo"}
     [role] = [found for found in objects if found["kind"] == "Role"]
@@ -105,7 +105,7 @@ def api(objects: Objects) -> Iterator[Any]:
 
 @pytest.fixture
 def pods(objects: Objects, api: Any, tmp_path: Path) -> Iterator[Callable[[str], Pod]]:
-    """Starts the pod of `frontend` or `worker` of the mocker example."""
+    """Start the pod of `frontend` or `worker` of the mocker example."""
     account = tmp_path / "serviceaccount"
     account.mkdir()
     (account / "token").write_text("pod")

@@ -58,7 +58,7 @@ def references(text: str) -> set[str]:
 
 @pytest.fixture
 def environment(objects: Objects) -> dict[str, str]:
-    """Something for every variable that the config refers to."""
+    """Return something for every variable that the config refers to."""
     return dict.fromkeys(references(config_text(objects)), "0123456789abcdef") | {"POD_IP": "127.0.0.1"}
 
 
@@ -206,7 +206,7 @@ def test_the_config_passes_the_check(
 
 @pytest.fixture
 def offered() -> Callable[[str, str], None]:
-    """Skips where the plugin is not installed, and fails in CI."""
+    """Skip where the plugin is not installed, and fail in CI."""
 
     def look(kind: str, name: str) -> None:
         if f"{kind}-{name}" not in entry_points(group="dynamo").names:
@@ -254,7 +254,7 @@ def test_chart_and_kustomize_base_are_the_same_deployment(rendered: Callable[[st
 
 
 def _comparable(objects: Objects) -> dict[tuple[str, str], Any]:
-    """The objects by kind and name, without what only one of the tools adds."""
+    """Return the objects by kind and name, without what only one of the tools adds."""
     name = one(objects, "ConfigMap")["metadata"]["name"]
     plain = yaml.safe_load(yaml.safe_dump(objects).replace(name, "CONFIG"))
     for found in plain:

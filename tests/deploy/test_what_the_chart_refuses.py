@@ -19,7 +19,7 @@ GOOD: dict[str, Any] = {
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """The good values with another one at a path."""
+    """Return the good values with another one at a path."""
     values: dict[str, Any] = yaml.safe_load(yaml.safe_dump(GOOD))
     *parents, last = path.split(".")
     inner = values

@@ -28,7 +28,7 @@ def read(name: str) -> Objects:
 
 
 def labels_of(kind: str, found: dict[str, Any]) -> dict[str, str]:
-    """The labels of an object, as discovery gives them to a target."""
+    """Return the labels of an object, as discovery gives them to a target."""
     labels = found["metadata"]["labels"].items()
     return {f"{META}{kind}_label_{re.sub('[^A-Za-z0-9_]', '_', key)}": value for key, value in labels}
 
@@ -43,13 +43,13 @@ def kept(kind: str, monitor: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def own(endpoint: dict[str, Any]) -> list[dict[str, Any]]:
-    """The relabelings of an endpoint, in the words of Prometheus."""
+    """Return the relabelings of an endpoint, in the words of Prometheus."""
     names = {"sourceLabels": "source_labels", "targetLabel": "target_label", "replacement": "replacement"}
     return [{names[key]: value for key, value in rule.items()} for rule in endpoint["relabelings"]]
 
 
 def pods(objects: Objects) -> Iterator[tuple[str, dict[str, Any], dict[str, int], dict[str, str]]]:
-    """One pod of each Deployment: its address, its template, its ports by name, and the labels of its targets."""
+    """Yield one pod of each Deployment: its address, its template, its ports by name, and the labels of its targets."""
     for number, found in enumerate(found for found in objects if found["kind"] == "Deployment"):
         template = found["spec"]["template"]
         [container] = template["spec"]["containers"]
@@ -58,7 +58,7 @@ def pods(objects: Objects) -> Iterator[tuple[str, dict[str, Any], dict[str, int]
 
 
 def with_pod_monitor(objects: Objects) -> dict[str, Any]:
-    """Every port of every pod is a target."""
+    """Return every port of every pod as a target."""
     [monitor] = read("podmonitor.yaml")
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
     targets = [
@@ -76,7 +76,10 @@ def with_pod_monitor(objects: Objects) -> dict[str, Any]:
 
 
 def with_service_monitor(objects: Objects) -> dict[str, Any]:
-    """Every port of a Service is a target for each of its pods; so is each other port of those, without a name."""
+    """Return every port of a Service as a target for each of its pods.
+
+    So is each other port of those, without a name.
+    """
     service, monitor = read("servicemonitor.yaml")
     [endpoint] = monitor["spec"]["endpoints"]
     targets = []

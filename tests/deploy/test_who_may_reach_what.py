@@ -30,7 +30,7 @@ OUTSIDE = Peer(address="203.0.113.7")
 
 
 def pods(objects: Objects, component: str) -> list[tuple[Peer, dict[str, int]]]:
-    """The pods of a component with their ports by name."""
+    """Return the pods of a component with their ports by name."""
     found = []
     for deployment in objects:
         if deployment["kind"] != "Deployment":
@@ -45,7 +45,7 @@ def pods(objects: Objects, component: str) -> list[tuple[Peer, dict[str, int]]]:
 
 
 def policies(objects: Objects, pod: Peer, direction: str) -> list[dict[str, Any]]:
-    """Those that restrict a pod."""
+    """Return those that restrict a pod."""
     return [
         found["spec"]
         for found in objects
@@ -56,7 +56,7 @@ def policies(objects: Objects, pod: Peer, direction: str) -> list[dict[str, Any]
 
 
 def may_reach(objects: Objects, source: Peer, target: tuple[Peer, dict[str, int]], port: int) -> bool:
-    """Whether a pod takes a connection, as the Kubernetes documentation has it: any rule of any policy that fits."""
+    """Return whether a pod takes a connection, as Kubernetes defines it: any rule of any policy that fits."""
     pod, ports = target
     restricting = policies(objects, pod, "Ingress")
     rules = [rule for policy in restricting for rule in policy.get("ingress", [])]
@@ -64,7 +64,7 @@ def may_reach(objects: Objects, source: Peer, target: tuple[Peer, dict[str, int]
 
 
 def may_ask(objects: Objects, source: Peer, target: Peer, port: int) -> bool:
-    """Whether a pod may open a connection."""
+    """Return whether a pod may open a connection."""
     restricting = policies(objects, source, "Egress")
     rules = [rule for policy in restricting for rule in policy.get("egress", [])]
     return not restricting or any(_takes(rule, "to", target, {}, port) for rule in rules)
@@ -175,7 +175,7 @@ def test_what_pods_ask_of_others_is_not_restricted_unless_it_is_wanted(objects: 
 
 @pytest.fixture
 def rendered(chart: Callable[..., Objects], example: Callable[[str], dict[str, Any]]) -> Callable[..., Objects]:
-    """The chart with an example's values and some for its policies."""
+    """Return the chart with an example's values and some for its policies."""
 
     def render(policy: dict[str, Any], name: str = "mocker", release: str = "dynamo", **more: Any) -> Objects:
         return chart(example(name) | {"networkPolicy": policy} | more, release)

@@ -19,7 +19,7 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 def answer(server: Any, **more: Any) -> dict[str, Any]:
-    """The whole answer to a request that succeeds."""
+    """Return the whole answer to a request that succeeds."""
     status, _, body = server.request("POST", PATH, chat(**more))
     assert status == 200, body
     parsed: dict[str, Any] = json.loads(body)
@@ -27,19 +27,19 @@ def answer(server: Any, **more: Any) -> dict[str, Any]:
 
 
 def ask(server: Any, **more: Any) -> str:
-    """The text of a whole answer."""
+    """Return the text of a whole answer."""
     text: str = answer(server, **more)["choices"][0]["message"]["content"]
     return text
 
 
 def dynamo(*words: str, **env: str) -> Result:
-    """Runs a command that only asks, in this process, whose own settings it does not see."""
+    """Run a command that only asks, in this process, whose own settings it does not see."""
     others: dict[str, str | None] = {name: None for name in os.environ if name.startswith("DYN_")}
     return CliRunner().invoke(cli, words, prog_name="dynamo", env=others | env, catch_exceptions=False)
 
 
 def read_to_end(connection: socket.socket) -> bytes:
-    """All that comes until the other side has closed the connection, however it does."""
+    """Return all that comes until the other side has closed the connection, however it does."""
     received = b""
     try:
         while data := connection.recv(65536):
@@ -52,7 +52,7 @@ def read_to_end(connection: socket.socket) -> bytes:
 
 
 def text_of(received: bytes) -> str:
-    """The text of a whole stream of one choice: a character for each token of a mocker without a tokenizer.
+    """Return the text of a whole stream of one choice: a character for each token of a mocker without a tokenizer.
 
     How many events bring it depends on how busy the machine is.
     """
@@ -72,7 +72,7 @@ class Stream:
         self.received = b""
 
     def begun(self) -> None:
-        """Returns when there is some text: of a busy frontend one event may hold much of it."""
+        """Return when there is some text: of a busy frontend one event may hold much of it."""
         while b'"content"' not in self.received:
             assert self._more(), self.received
 
@@ -84,24 +84,24 @@ class Stream:
         return found[1].decode()
 
     def close(self) -> None:
-        """The client goes away."""
+        """Close the client."""
         self.connection.close()
 
     def rest(self) -> bytes:
-        """All that came, when nothing more does."""
+        """Return all that came, when nothing more does."""
         while self._more():
             pass
         self.connection.close()
         return self.received
 
     def deltas(self) -> list[dict[str, Any]]:
-        """What the choices of a stream say, once it has ended well."""
+        """Return what the choices of a stream say, once it has ended well."""
         received = self.rest()
         assert b"data: [DONE]" in received, received[-500:]
         return _deltas(received)
 
     def text(self) -> str:
-        """The text of a stream, once it has ended well."""
+        """Return the text of a stream, once it has ended well."""
         return "".join(delta.get("content") or "" for delta in self.deltas())
 
     def _more(self) -> bool:

@@ -18,7 +18,10 @@ PROFILES = ("tcp-file", "tcp-redis", "nats-etcd", "redis-redis", "inproc")
 
 
 def program(*names: str, package: str) -> str:
-    """The path of the first of these programs that is there; without any the test is skipped, and fails on CI."""
+    """Return the path of the first of these programs that is there.
+
+    Without any the test is skipped, and fails on CI.
+    """
     # Debian keeps servers where users do not look.
     return server_binary(*names, folders=":/usr/sbin:/usr/local/bin", package=package)
 
@@ -69,7 +72,7 @@ class Nats(Broker):
             return connection.recv(4) == b"INFO"
 
     def received(self) -> int:
-        """How many messages were sent to it."""
+        """Return how many messages were sent to it."""
         return int(_json(self._monitor, "/varz")["in_msgs"])
 
 
@@ -88,12 +91,12 @@ class Redis(Broker):
         return True
 
     def received(self) -> int:
-        """How many messages were published."""
+        """Return how many messages were published."""
         with redis.Redis(port=self.port) as client:
             return int(client.info("commandstats")["cmdstat_publish"]["calls"])
 
     def wipe(self) -> None:
-        """Removes all that it holds."""
+        """Remove all that it holds."""
         with redis.Redis(port=self.port) as client:
             client.flushall()
 
@@ -119,7 +122,7 @@ class Etcd(Broker):
         return bool(_json(self.port, "/health")["health"] == "true")
 
     def wipe(self) -> None:
-        """It is another one, which knows nothing."""
+        """Replace it by another one, which knows nothing."""
         self.kill()
         shutil.rmtree(self._data)
         self.start()
@@ -156,7 +159,7 @@ class Servers:
         self._files = folder / "discovery"
 
     def wipe(self) -> None:
-        """Empties the store."""
+        """Empty the store."""
         if self.store is not None:
             self.store.wipe()
         # What a process writes meanwhile may stand in the way, and is gone with the next look.
@@ -164,7 +167,7 @@ class Servers:
             shutil.rmtree(self._files, ignore_errors=True)
 
     def transport(self, url: str | None = None) -> dict[str, Any]:
-        """The settings of the transport; `url` is another way to its broker."""
+        """Return the settings of the transport; `url` is another way to its broker."""
         if isinstance(self.broker, Nats):
             return {"use": "nats", "servers": [url or self.broker.url]}
         if self.broker is not None:
@@ -172,7 +175,7 @@ class Servers:
         return {"use": self._transport}
 
     def discovery(self, *, quick: bool = True) -> dict[str, Any]:
-        """The settings of the discovery; `quick` to see which process has died."""
+        """Return the settings of the discovery; `quick` to see which process has died."""
         times = {"ttl": 2, "timeout": 0.5, "poll": 0.25} if quick else {}
         if isinstance(self.store, Etcd):
             return {"use": "etcd", "endpoints": [self.store.url]} | times
@@ -183,7 +186,7 @@ class Servers:
         return {"use": "memory"}
 
     def options(self) -> list[str]:
-        """Both as options of the command, over a profile's."""
+        """Return both as options of the command, over a profile's."""
         sections = {"transport": self.transport(), "discovery": self.discovery()}
         values = [
             (f"{section}.{key}", value)

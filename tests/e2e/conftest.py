@@ -28,7 +28,7 @@ SHARED = 5.0
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """The environment without this test run's own settings, and without authorities, which take a while to load."""
+    """Return the environment without this run's own settings and authorities, which take a while to load."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
     return kept | {"PYTHONUNBUFFERED": "1", "SSL_CERT_FILE": os.devnull} | extra
 
@@ -48,13 +48,13 @@ class Log:
         return "".join(self.lines)
 
     def until(self, pattern: str, seconds: float) -> re.Match[str] | None:
-        """Where a pattern is found; nowhere if the process ends without it, or takes longer."""
+        """Return where a pattern is found; nowhere if the process ends without it, or takes longer."""
         with self._grown:
             self._grown.wait_for(lambda: re.search(pattern, str(self)) or not self._reader.is_alive(), seconds)
         return re.search(pattern, str(self))
 
     def whole(self) -> None:
-        """Returns once the process, which has ended, has no more to say."""
+        """Return once the process, which has ended, has no more to say."""
         self._reader.join(5)
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class Process:
         return str(self._log)
 
     def found(self, pattern: str) -> re.Match[str]:
-        """Where the log has a pattern, once it does."""
+        """Return where the log has a pattern, once it does."""
         found = self._log.until(pattern, START_DEADLINE)
         if found is None:
             self.end()
@@ -100,7 +100,7 @@ class Process:
         return found
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Whether the condition holds within that many seconds of an idle machine.
+        """Return whether the condition holds within that many seconds of an idle machine.
 
         It asks often, as /metrics is cached for a second.
         """
@@ -112,13 +112,13 @@ class Process:
         return False
 
     def wait(self) -> int:
-        """The exit code, once it has ended by itself."""
+        """Return the exit code, once it has ended by itself."""
         code = self.process.wait(STOP_DEADLINE)
         self._log.whole()
         return code
 
     def end(self, number: int = signal.SIGTERM) -> int:
-        """Ends the process, however it is; the exit code."""
+        """End the process, however it is; the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
@@ -145,7 +145,7 @@ class Server(Process):
         command: str = "serve",
         ready: str = "ready for requests",
     ) -> None:
-        """`ready` is how the line of the log begins that names the port and is waited for."""
+        """Wait for the log line that begins with `ready` and names the port."""
         words: list[str] = []
         if config is not None:
             path = folder / "config.yaml"
@@ -172,7 +172,7 @@ class Server(Process):
             connection.close()
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples of a metric whose labels contain these."""
+        """Return the sum of all samples of a metric whose labels contain these."""
         text = self.request("GET", "/metrics")[2].decode()
         total = 0.0
         for line in text.splitlines():
@@ -184,7 +184,7 @@ class Server(Process):
     def raw(
         self, method: str, path: str, body: Any, *, receive_buffer: int | None = None, **headers: str
     ) -> socket.socket:
-        """A connection for one request, which has been sent; the answer is the caller's affair."""
+        """Return a connection for one request, which has been sent; the answer is the caller's affair."""
         data = json.dumps(body).encode()
         connection = socket.socket()
         connection.settimeout(90)
@@ -199,13 +199,13 @@ class Server(Process):
         return connection
 
     def instances(self) -> dict[str, int]:
-        """The workers that it sees: instance id and pid."""
+        """Return the workers that it sees: instance id and pid."""
         listed = json.loads(self.request("GET", "/health")[2])["instances"]
         return {entry["instance_id"]: entry["pid"] for entry in listed}
 
 
 def read_until(connection: socket.socket, mark: bytes) -> bytes:
-    """What arrives up to and with a mark; an end before it is a failure."""
+    """Return what arrives up to and with a mark; an end before it is a failure."""
     received = b""
     while mark not in received:
         data = connection.recv(65536)
@@ -235,25 +235,25 @@ def _servers(folder: Path) -> Iterator[Serve]:
 
 @pytest.fixture
 def until_content() -> Callable[[socket.socket], bytes]:
-    """Reads a stream up to its first text."""
+    """Read a stream up to its first text."""
     return lambda connection: read_until(connection, b'"content"')
 
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts servers that live as long as the test."""
+    """Start servers that live as long as the test."""
     yield from _servers(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def serve_for_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Starts servers that live as long as the module's tests."""
+    """Start servers that live as long as the module's tests."""
     yield from _servers(tmp_path_factory.mktemp("servers"))
 
 
 @pytest.fixture
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs here finds no settings in the environment, and fails the test where it has begun to serve.
+    """Hide the settings of the environment, and fail the test where it has begun to serve.
 
     A process that ends is watched, and killed if that takes long: this one goes on.
     """
@@ -268,7 +268,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def dynamo(in_this_process: None) -> Callable[..., Result]:
-    """Runs a command that starts nothing in this process: to start another takes the longest part of it."""
+    """Run a command that starts nothing in this process: to start another takes the longest part of it."""
 
     def run(*words: object, env: dict[str, str] | None = None) -> Result:
         return CliRunner().invoke(cli, [str(word) for word in words], env=env, catch_exceptions=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name; empty if the process is gone."""
+    """Return the fields of /proc/PID/stat after the name; empty if the process is gone."""
     try:
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -26,7 +26,7 @@ def alive(pid: int) -> bool:
 
 
 def session(leader: int) -> list[int]:
-    """The processes of a session that are alive."""
+    """Return the processes of a session that are alive."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     # One may go at any time.
     stats = {pid: stat(pid) for pid in pids}
@@ -35,7 +35,7 @@ def session(leader: int) -> list[int]:
 
 @contextmanager
 def leading_a_session(command: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A process in a session of its own, all of which is killed at the end."""
+    """Yield a process in a session of its own, all of which is killed at the end."""
     with subprocess.Popen(command, start_new_session=True, **how) as process:
         try:
             yield process
@@ -46,7 +46,7 @@ def leading_a_session(command: Sequence[str], **how: Any) -> Iterator[subprocess
 
 
 def server_of(client: socket.socket, pids: Iterable[int]) -> int:
-    """The one of these processes that serves a connection on the loopback."""
+    """Return the one of these processes that serves a connection on the loopback."""
     ports = client.getpeername()[1], client.getsockname()[1]
     rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     ends = {f"socket:[{row[9]}]" for row in rows if (_port(row[1]), _port(row[2])) == ports}

@@ -49,7 +49,7 @@ def broker(planes: str, folder: Path) -> Broker:
 
 
 def ready(server: Any) -> tuple[int, str]:
-    """The status of /ready, and its reason."""
+    """Return the status of /ready, and its reason."""
     status, _, body = server.request("GET", "/ready")
     return status, json.loads(body)["message"]
 
@@ -127,7 +127,7 @@ def test_a_server_that_never_comes_ends_the_process_with_its_reason(tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
-    """Services of other kinds, by their names, and their ports."""
+    """Yield services of other kinds, by their names, and their ports."""
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *arguments: object) -> None: ...
@@ -166,7 +166,7 @@ def test_another_service_on_the_port_is_an_error_of_the_configuration(
 
 
 def run(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """A frontend that ends by itself."""
+    """Return a frontend that ends by itself."""
     path = folder / "config.yaml"
     path.write_text(text)
     command = [sys.executable, "-m", "dynamo_runtime.cli.main", "frontend", str(path), "--http-port", "0", *options]

@@ -38,7 +38,7 @@ PAUSE = 0.2
 
 
 def request(prompt: str) -> bytes:
-    """For an answer that outlasts the test, and needs no more blocks than there are."""
+    """Return a request for an answer that outlasts the test and fits the blocks."""
     body = {"model": "m", "prompt": prompt, "max_tokens": 200, "stream": True, "ignore_eos": True}
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(data)}\r\n"
@@ -55,12 +55,12 @@ class Crowd:
         self._requests = [request(f"{name}{number:02}".ljust(400, "x")) for number in range(BURST)]
 
     def ask(self) -> None:
-        """All at once."""
+        """Ask all at once."""
         for connection, data in zip(self._connections, self._requests, strict=True):
             connection.sendall(data)
 
     def let_in(self) -> int:
-        """How many have not been refused."""
+        """Return how many have not been refused."""
         answered, _, _ = select.select(self._connections, [], [], 0)
         refused = sum(b" 503 " in connection.recv(64, socket.MSG_PEEK) for connection in answered)
         return BURST - refused
@@ -72,7 +72,7 @@ class Crowd:
 
 @contextmanager
 def bursts(servers: Sequence[Any], count: int) -> Iterator[list[int]]:
-    """How many are let in of each of several bursts, one soon after the other."""
+    """Yield how many are let in of each of several bursts, one soon after the other."""
     with ExitStack() as stack:
         crowds = [Crowd(servers, name) for name in "abcdefgh"[:count]]
         for crowd in crowds:
@@ -92,7 +92,7 @@ def bursts(servers: Sequence[Any], count: int) -> Iterator[list[int]]:
 
 
 def heard(server: Any, workers: int) -> None:
-    """Returns once every worker has told of its load, and has nothing to do."""
+    """Return once every worker has told of its load, and has nothing to do."""
     streams = [server.raw("POST", "/v1/completions", {"model": "m", "prompt": "a", "stream": True}) for _ in "ab"]
     assert server.until(lambda: server.metric(TOLD) >= workers, 20)
     for stream in streams:

@@ -55,12 +55,12 @@ class House:
         self._ports = ports
 
     def workers(self, name: str) -> dict[str, int]:
-        """Instance id and pid of the workers of this name."""
+        """Return instance id and pid of the workers of this name."""
         listed = json.loads(self.server.request("GET", "/health")[2])["instances"]
         return {entry["instance_id"]: entry["pid"] for entry in listed if entry["worker"] == name}
 
     def again(self, name: str, gone: str) -> bool:
-        """Whether a worker is there no more, soon, and another one in its place."""
+        """Return whether a worker is there no more, soon, and another one in its place."""
 
         def seen() -> bool:
             here = self.workers(name)
@@ -69,7 +69,7 @@ class House:
         return bool(self.server.until(seen, 20))
 
     def held(self) -> dict[str, float]:
-        """The gauges of requests that are not zero, of the frontend and of the workers together."""
+        """Return the gauges of requests that are not zero, of the frontend and of the workers together."""
         urls = [f"http://127.0.0.1:{port}/metrics" for port in (self.server.port, *self._ports)]
         totals: dict[str, float] = dict.fromkeys(GAUGES, 0.0)
         for url in urls:
@@ -81,7 +81,7 @@ class House:
         return {name: total for name, total in totals.items() if total}
 
     def quiet(self) -> bool:
-        """Whether nothing is held, soon."""
+        """Return whether nothing is held, soon."""
         return bool(self.server.until(lambda: not self.held(), 8))
 
 
@@ -91,7 +91,7 @@ def options(settings: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def alone(serve_for_module: Any) -> Any:
-    """The server that the others are compared with: all in one process."""
+    """Return the server that the others are compared with: all in one process."""
     return serve_for_module(CONFIG, *options(QUICK), "--profile", "inproc")
 
 
@@ -99,7 +99,7 @@ def alone(serve_for_module: Any) -> Any:
 def house(
     request: pytest.FixtureRequest, serve_for_module: Any, alone: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[House]:
-    """The whole system under one profile; it must end well, too."""
+    """Yield the whole system under one profile; it must end well, too."""
     profile: str = request.param
     if profile == "inproc":
         yield House(alone, [])

@@ -69,7 +69,7 @@ def dynamo_register_engines():
 
 
 def rows() -> dict[str, tuple[int, bool]]:
-    """Of each kind of error: the status that the page promises, and whether other workers are tried."""
+    """Return for each kind of error the promised status, and whether other workers are tried."""
     section = PAGE.split("\n## Errors\n")[1].split("\n## ")[0]
     cells = [re.split(r"\s*\|\s*", line.strip("| ")) for line in section.splitlines() if line.startswith("| `")][1:]
     told: dict[str, tuple[int, bool]] = {}
@@ -99,7 +99,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def started(folder: Path, *options: str, **env: str) -> Server:
-    """A server whose engine is installed."""
+    """Return a server whose engine is installed."""
     info = folder / "site" / "acme-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")

@@ -55,7 +55,7 @@ class Queued:
         return status, found, json.loads(answer)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples whose labels contain these; /metrics is the operators' own here."""
+        """Return the sum of all samples whose labels contain these; /metrics is the operators' own here."""
         page = self.server.request("GET", "/metrics", authorization=f"Bearer {OPERATORS}")[2].decode()
         samples = [one for family in text_string_to_metric_families(page) for one in family.samples]
         return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
@@ -64,7 +64,7 @@ class Queued:
         return self.metric(DEPTH, **labels)
 
     def send(self, key: str, **more: Any) -> socket.socket:
-        """A request whose answer nobody reads."""
+        """Return a request whose answer nobody reads."""
         data = json.dumps(body(**more)).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\nconnection: close\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
@@ -74,13 +74,13 @@ class Queued:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """The worker has a long request of the loud tenant, until the block is left."""
+        """Keep a long request of the loud tenant on the worker, until the block is left."""
         with self.send(LOUD, max_tokens=5000, stream=True):
             assert self.server.until(lambda: self.metric(RUNNING) == 1, 10)
             yield
 
     def waiting(self, count: int, **labels: str) -> None:
-        """Returns once so many wait."""
+        """Return once so many wait."""
         assert self.server.until(lambda: self.depth(**labels) == count, 10), self.depth(**labels)
 
     def idle(self) -> bool:
@@ -102,7 +102,7 @@ def test_a_quiet_tenant_is_served_before_the_queue_of_a_loud_one(house: Queued) 
     before = len(house.server.lines)
 
     def answered() -> list[str]:
-        """The tenants whose requests were answered, in order."""
+        """Return the tenants whose requests were answered, in order."""
         lines = [line for line in house.server.lines[before:] if "dynamo.access" in line and "status=success" in line]
         return [line.rpartition(" tenant=")[2].strip() for line in lines]
 

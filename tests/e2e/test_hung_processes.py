@@ -53,15 +53,14 @@ def command_line(pid: int) -> str:
 
 
 def reapers(supervisor: int) -> list[int]:
-    """The processes that look after the children of a supervisor."""
+    """Return the processes that look after the children of a supervisor."""
     pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in pids if "reaper.py" in command_line(pid) and stat(pid)[1:2] == [str(supervisor)]]
 
 
 @pytest.fixture
 def hung(serve: Any, tmp_path: Path) -> Iterator[Hung]:
-    """A deployment of which a frontend and a worker are stuck, another of each is stopped, and a worker never began."""
-
+    """Yield a deployment with a stuck frontend and worker, a stopped one of each, and a worker that never began."""
     everything: list[int] = []
 
     def start() -> tuple[Any, list[int]]:
@@ -86,7 +85,7 @@ def hung(serve: Any, tmp_path: Path) -> Iterator[Hung]:
 
 
 def last_ends_within(seconds: float, server: Any, started: list[int]) -> bool:
-    """Whether all of them are gone in that time, and nothing else is left of the session."""
+    """Return whether all of them are gone in that time, and nothing else is left of the session."""
     deadline = time.monotonic() + seconds + SHARED
     while time.monotonic() < deadline:
         if server.process.poll() is not None and not any(map(alive, started)) and not session(server.process.pid):

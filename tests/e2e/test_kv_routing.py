@@ -30,12 +30,12 @@ Server = Any
 
 
 def prompt_of(name: object) -> str:
-    """A prompt that begins as no other name's."""
+    """Return a prompt that begins as no other name's."""
     return f"{name}: so it goes, and goes".ljust(16 * BLOCKS + 5, "!")
 
 
 def started(serve: Any, text: str, **how: Any) -> Server:
-    """A server, once both workers are seen."""
+    """Return a server, once both workers are seen."""
     server = serve(text, **how)
     assert server.until(lambda: len(server.instances()) == 2, 20), server.log
     return server
@@ -43,7 +43,7 @@ def started(serve: Any, text: str, **how: Any) -> Server:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The file of the server that most tests share; each has prompts of its own."""
+    """Return the file of the server that most tests share; each has prompts of its own."""
     return CONFIG % (tmp_path_factory.mktemp("shared") / "discovery")
 
 
@@ -53,7 +53,7 @@ def shared(serve_for_module: Any, text: str) -> Server:
 
 
 def complete(server: Server, name: object) -> int:
-    """Asks, and returns how many tokens of the prompt the worker had."""
+    """Ask, and return how many tokens of the prompt the worker had."""
     body = {"model": "mock-model", "prompt": prompt_of(name), "max_tokens": 2}
     status, _, answer = server.request("POST", "/v1/completions", body)
     assert status == 200, answer
@@ -61,7 +61,7 @@ def complete(server: Server, name: object) -> int:
 
 
 def explain(server: Server, name: object) -> list[dict[str, Any]]:
-    """How the ranks look to a prompt."""
+    """Return how the ranks look to a prompt."""
     status, _, answer = server.request("POST", "/route/explain", {"prompt": prompt_of(name)})
     assert status == 200, answer
     (route,) = json.loads(answer)["routes"]
@@ -71,12 +71,12 @@ def explain(server: Server, name: object) -> list[dict[str, Any]]:
 
 
 def holders(server: Server, name: object) -> set[str]:
-    """The workers that hold all blocks of a prompt, as far as the frontend knows."""
+    """Return the workers that hold all blocks of a prompt, as far as the frontend knows."""
     return {rank["instance_id"] for rank in explain(server, name) if rank["overlap"] == BLOCKS}
 
 
 def held(server: Server, name: object) -> str:
-    """Has a worker fill its cache; the one, once the frontend knows of it."""
+    """Have a worker fill its cache; the one, once the frontend knows of it."""
     assert complete(server, name) == 0
     assert server.until(lambda: len(holders(server, name)) == 1, 10), explain(server, name)
     (holder,) = holders(server, name)
@@ -105,7 +105,7 @@ def test_a_frontend_that_starts_anew_soon_knows_what_is_held(serve: Any, shared:
 
 
 def cached_tokens(server: Server, path: str, salt: str | None) -> int:
-    """Asks in one of the APIs under a salt, and returns how many tokens of the prompt the worker had."""
+    """Ask in one of the APIs under a salt, and return how many tokens of the prompt the worker had."""
     turn = {"role": "user", "content": prompt_of("salted")}
     body: dict[str, Any] = {"model": "mock-model", "cache_salt": salt}
     match path:

@@ -103,7 +103,7 @@ ELSEWHERE = {
 
 @pytest.fixture(scope="module")
 def server(serve_for_module: Any) -> Any:
-    """A frontend that has seen a bit of everything."""
+    """Return a frontend that has seen a bit of everything."""
     server = serve_for_module(CONFIG)
     assert server.request("POST", "/v1/chat/completions", CHAT)[0] == 200
     assert server.request("POST", "/v1/chat/completions", CHAT | {"temperature": 9})[0] == 400
@@ -127,7 +127,7 @@ def server(serve_for_module: Any) -> Any:
 
 
 def families_of(page: bytes) -> dict[str, Any]:
-    """What a page shows, with the exact names."""
+    """Return what a page shows, with the exact names."""
     text = page.decode()
     found = {family.name: family for family in text_string_to_metric_families(text)}
     exact = {line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE ")}
@@ -136,7 +136,7 @@ def families_of(page: bytes) -> dict[str, Any]:
 
 
 def labels_of(family: Any) -> set[frozenset[str]]:
-    """The names of the labels of the lines of a metric, without that of buckets."""
+    """Return the names of the labels of the lines of a metric, without that of buckets."""
     return {frozenset(sample.labels) - {"le"} for sample in family.samples}
 
 
@@ -157,7 +157,7 @@ def test_a_metric_has_the_type_and_the_labels_of_the_original(families: dict[str
 
 @pytest.fixture(scope="module")
 def shown(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What the pages of two processes show after a request, by the process."""
+    """Return what the pages of two processes show after a request, by the process."""
     admin = free_port()
     server = serve_for_module(PROCESSES % {"admin": admin, "folder": tmp_path_factory.mktemp("discovery")})
     assert server.until(lambda: len(server.instances()) == 1, 20)

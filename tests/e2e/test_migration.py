@@ -53,7 +53,7 @@ def running(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture
 def server(running: Any) -> Any:
-    """A frontend and the workers, each in its own process and alive, whatever became of those before them."""
+    """Return a frontend and the workers, each in its own process and alive, whatever became of those before them."""
 
     def whole() -> bool:
         # One that was killed is seen until its lease ends.
@@ -69,7 +69,7 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 def served(server: Any, request_id: str | None = None) -> list[str]:
-    """The workers that were given a request, by name, in order; the last request if none is named."""
+    """Return the workers that were given a request, by name, in order; the last request if none is named."""
     lines = [json.loads(line) for line in list(server.lines) if line.startswith("{")]
     told = [line for line in lines if "a request goes to engine" in line["message"]]
     if not told:
@@ -93,7 +93,7 @@ class Story(Stream):
         super().__init__(server, **body, stream_options={"include_usage": True})
 
     def more(self) -> None:
-        """Returns when some text has come that had not before: one event may hold much of it."""
+        """Return when some text has come that had not before: one event may hold much of it."""
         self.connection.setblocking(False)
         with suppress(BlockingIOError):
             while self._more():
@@ -122,7 +122,7 @@ class Story(Stream):
 
 
 def counts(usage: dict[str, Any]) -> dict[str, Any]:
-    """Without what the first worker had no time to say."""
+    """Return the counts without what the first worker had no time to say."""
     return {key: value for key, value in usage.items() if key != "prompt_tokens_details"}
 
 
@@ -134,7 +134,7 @@ def unary(server: Any, body: dict[str, Any]) -> dict[str, Any]:
 
 
 def migrated(server: Any, model: str = "mock-model", **labels: str) -> float:
-    """How many answers of a model have moved."""
+    """Return how many answers of a model have moved."""
     count: float = server.metric("dynamo_frontend_model_migration_total", model=model, **labels)
     return count
 
@@ -171,7 +171,7 @@ def test_a_stream_goes_on_when_its_worker_is_killed(server: Any, deaths: int) ->
 
 @contextmanager
 def asking(server: Any, body: dict[str, Any]) -> Iterator[Callable[[], dict[str, Any]]]:
-    """Asks for a whole answer while the block runs; the result waits for it."""
+    """Ask for a whole answer while the block runs; the result waits for it."""
     answers: list[dict[str, Any]] = []
     thread = threading.Thread(target=lambda: answers.append(unary(server, body)))
     thread.start()

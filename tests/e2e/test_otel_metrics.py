@@ -34,7 +34,7 @@ def collector() -> Iterator[OtlpReceiver]:
 
 
 def measured(serve: Any, folder: Path, collector: OtlpReceiver) -> Any:
-    """Processes that send to the collector when they end."""
+    """Return processes that send to the collector when they end."""
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_METRIC_EXPORT_INTERVAL": "3600000"}
     return serve(CONFIG % {"folder": folder / "discovery"}, env=env)
 
@@ -44,7 +44,7 @@ def chat(text: str = "hi", **more: Any) -> dict[str, Any]:
 
 
 def of(rows: list[Histogram], name: str, **attributes: str) -> Histogram:
-    """The only histogram of a name with these attributes."""
+    """Return the only histogram of a name with these attributes."""
     (row,) = [row for row in rows if row.name == name and row.attributes == attributes]
     return row
 

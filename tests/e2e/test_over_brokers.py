@@ -47,7 +47,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module", params=["nats", pytest.param("redis", marks=pytest.mark.full)])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats | Redis]:
-    """A server that keeps nothing, and lets in one user."""
+    """Yield a server that keeps nothing, and lets in one user."""
     tmp_path = tmp_path_factory.mktemp("broker")
     if request.param == "nats":
         made: Nats | Redis = Nats(tmp_path, f'authorization {{ user: tests, password: "{PASSWORD}" }}')
@@ -64,7 +64,7 @@ def config(broker: Nats | Redis, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def server(serve_for_module: Any, broker: Nats | Redis, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A frontend and two workers, which are seen, each in a process of its own."""
+    """Return a frontend and two workers, which are seen, each in a process of its own."""
     text, env = config(broker, tmp_path_factory.mktemp("records")), {"TEST_PASSWORD": PASSWORD}
     for replica in ("0", "1"):
         own = ["--only", "workers.mock", "--replica", replica]

@@ -45,7 +45,7 @@ def chat(**more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def processes(serve: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Starts a supervisor, a worker and a frontend, and returns when the worker is seen."""
+    """Start a supervisor, a worker and a frontend, and return when the worker is seen."""
 
     def start(**settings: Any) -> Any:
         server = serve(config(tmp_path, **settings), "--profile", "processes")
@@ -57,7 +57,7 @@ def processes(serve: Any, tmp_path: Path) -> Callable[..., Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the discovery of `deployment` is."""
+    """Return where the discovery of `deployment` is."""
     return tmp_path_factory.mktemp("deployment")
 
 
@@ -68,13 +68,13 @@ def running(serve_for_module: Any, folder: Path) -> Any:
 
 @pytest.fixture
 def deployment(running: Any) -> Any:
-    """A frontend with two workers, all of which are alive, whatever became of those before them."""
+    """Return a frontend with two workers, all of which are alive, whatever became of those before them."""
     assert running.until(lambda: whole(running), 15), running.log
     return running
 
 
 def whole(server: Any) -> bool:
-    """Whether it sees two workers, and both are there: one that was killed is seen until its lease ends."""
+    """Return whether it sees two workers, and both are there: one that was killed is seen until its lease ends."""
     pids = server.instances().values()
     return len(pids) == 2 and all(map(alive, pids))
 
@@ -122,7 +122,7 @@ def test_ctrl_c_while_a_worker_starts_ends_every_process_soon_and_says_what_was_
 
 @pytest.fixture(scope="module")
 def quick(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A frontend with one worker, whose answers come at once, and which no test ends."""
+    """Return a frontend with one worker, whose answers come at once, and which no test ends."""
     text = config(tmp_path_factory.mktemp("quick"), itl=0.2, stall=2)
     server = serve_for_module(text, "--profile", "processes")
     assert server.until(lambda: len(server.instances()) == 1, 15), server.log
@@ -222,7 +222,7 @@ def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:
 
 
 def fill_the_log(port: int) -> None:
-    """Asks until the access log has filled the pipe that nobody reads, which holds 4 KiB."""
+    """Ask until the access log has filled the pipe that nobody reads, which holds 4 KiB."""
     asked = 0
     deadline = time.monotonic() + 90
     while asked < 40 and time.monotonic() < deadline:

@@ -76,7 +76,7 @@ class Site:
         os.replace(new, self.config)
 
     def renew(self) -> None:
-        """A new certificate of a new authority."""
+        """Write a new certificate of a new authority."""
         make_certificates(self.folder, tls="IP:127.0.0.1")
         self.trust = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
 
@@ -101,7 +101,7 @@ class Site:
             return False
 
     def status(self, key: str) -> int:
-        """That of the model list, on a new connection; new ones go to either frontend."""
+        """Return that of the model list, on a new connection; new ones go to either frontend."""
         connection = http.client.HTTPSConnection("127.0.0.1", self.server.port, timeout=30, context=self.trust)
         try:
             connection.request("GET", "/v1/models", headers={"authorization": f"Bearer {key}"})
@@ -110,7 +110,7 @@ class Site:
             connection.close()
 
     def held(self) -> float:
-        """Requests that the admission of any frontend counts as running or waiting."""
+        """Return requests that the admission of any frontend counts as running or waiting."""
         names = "dynamo_admission_running_requests", "dynamo_admission_queue_requests"
         pattern = re.compile(rf"^(?:{'|'.join(names)})(?:\{{.*\}})? (\S+)$", re.MULTILINE)
         texts = (self.operator("GET", "/metrics", number)[1] for number in range(len(self.admins)))
@@ -124,7 +124,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory, serve_for_module: Any) -> S
 
 @pytest.fixture
 def site(shared: Site) -> Site:
-    """A site as it begins, and all of its processes there."""
+    """Return a site as it begins, and all of its processes there."""
     assert shared.server.until(lambda: shared.reload(**PARTS)[0] == 200, 20)
     assert shared.server.until(lambda: "absent" not in str(shared.reload()[1]["processes"]), 20)
     assert shared.server.until(lambda: all(shared.answers(number) for number in (0, 1)), 20)
@@ -183,7 +183,7 @@ def stop(clients: list[Client]) -> Counter[int]:
 
 
 def many_reloads(site: Site, rounds: int) -> None:
-    """Reloads under load; every tenth file is wrong, every seventh needs a restart."""
+    """Reload under load; every tenth file is wrong, every seventh needs a restart."""
     choice = random.Random(19)
     clients = load(site, 6)
     assert site.server.until(lambda: site.held() > 0, 10)

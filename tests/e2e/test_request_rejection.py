@@ -99,7 +99,7 @@ class Overloaded:
         self.server = server
 
     def set(self, model: str, **values: Any) -> dict[str, Any]:
-        """Sets thresholds, by the part of their names that differs, and returns all of them."""
+        """Set thresholds, by the part of their names that differs, and return all of them."""
         names = {
             "blocks": "active_decode_blocks_threshold",
             "tokens": "active_prefill_tokens_threshold",
@@ -112,12 +112,12 @@ class Overloaded:
         return whole
 
     def status(self, model: str, **more: Any) -> int:
-        """Of a short request."""
+        """Return the status of a short request."""
         status: int = self.server.request("POST", "/v1/completions", completion(model, **more))[0]
         return status
 
     def statuses(self, model: str, *, blocks: Iterable[float]) -> list[int]:
-        """Of one short request under each of these thresholds."""
+        """Return the status of one short request under each of these thresholds."""
         seen = []
         for share in blocks:
             self.set(model, blocks=share)
@@ -126,7 +126,7 @@ class Overloaded:
 
     @contextmanager
     def held(self, model: str, prompt: str) -> Iterator[None]:
-        """A request that goes on until the block is left; gone, with all it held, afterwards."""
+        """Yield a request that goes on until the block is left; gone, with all it held, afterwards."""
         before = self.active(model)
         body = completion(model, prompt, max_tokens=500, stream=True, ignore_eos=True)
         connection = self.server.raw("POST", "/v1/completions", body)
@@ -142,7 +142,7 @@ class Overloaded:
         return active
 
     def blocks(self, count: int) -> None:
-        """Returns once the workers have told that they hold so many blocks in all."""
+        """Return once the workers have told that they hold so many blocks in all."""
         assert self.server.until(lambda: self.server.metric(BLOCKS) == count, 10), self.server.metric(BLOCKS)
 
 
@@ -153,7 +153,7 @@ def running(serve_for_module: Callable[..., Any]) -> Overloaded:
 
 @pytest.fixture
 def house(running: Overloaded) -> Iterator[Overloaded]:
-    """The server without thresholds and without load; both are so again afterwards."""
+    """Yield the server without thresholds and without load; both are so again afterwards."""
     yield running
     for model in MODELS:
         assert running.server.request("DELETE", f"/busy_threshold/{model}")[0] == 200
@@ -232,7 +232,7 @@ def test_a_busy_worker_is_passed_over_while_another_is_free(house: Overloaded) -
 
 
 def loads(house: Overloaded) -> dict[str, float]:
-    """KV blocks by worker."""
+    """Return KV blocks by worker."""
     text = house.server.request("GET", "/metrics")[2].decode()
     found = re.findall(rf'^{BLOCKS}\{{dp_rank="0",worker_id="(\w+)"\}} (\S+)$', text, re.MULTILINE)
     return {worker: float(value) for worker, value in found}
@@ -512,7 +512,10 @@ workers:
 
 
 def together(server: Any, count: int, model: str = "m", **more: Any) -> list[int]:
-    """The statuses of so many requests that are sent at once, each of three steps; all arrive within the first."""
+    """Return the statuses of so many requests that are sent at once, each of three steps.
+
+    All arrive within the first.
+    """
     body = completion(model, max_tokens=3, ignore_eos=True, **more)
     ready = threading.Barrier(count)
 

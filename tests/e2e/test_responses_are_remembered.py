@@ -43,7 +43,7 @@ class Client:
 
 
 def chain(*clients: Client) -> str:
-    """A chain of responses, each by the next client; the id of its last."""
+    """Return a chain of responses, each by the next client; the id of its last."""
     previous: dict[str, str] = {}
     made: dict[str, Any] = {}
     for client in clients:
@@ -75,14 +75,14 @@ def test_processes_of_a_host_share_what_is_in_a_file_and_a_restart_keeps_it(serv
 
 @pytest.fixture(scope="module")
 def redis(redis_binary: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """The store of the servers of all tests; one that was killed runs again at the end of its test."""
+    """Yield the store of the servers of all tests; one that was killed runs again at the end of its test."""
     with starting(tmp_path_factory.mktemp("redis"), partial(RedisServer, redis_binary)) as make:
         yield make()
 
 
 @pytest.fixture(scope="module")
 def clients(serve_for_module: Any, redis: RedisServer) -> dict[str, Client]:
-    """A client of a server that fails without its store, and one of a server that goes on."""
+    """Return a client of a server that fails without its store, and one of a server that goes on."""
     config = CONFIG % (1, f"{{use: redis, url: '{redis.url}', timeout: 1}}")
     return {
         policy: Client(serve_for_module(config, "--set", f"frontend.response_store_policy={policy}", env=KEYS))

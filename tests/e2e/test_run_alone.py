@@ -91,13 +91,13 @@ Start = Callable[..., Alone]
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which the frontend finds the engines of all tests."""
+    """Return the folder in which the frontend finds the engines of all tests."""
     return tmp_path_factory.mktemp("records")
 
 
 @pytest.fixture
 def alone(tmp_path: Path, records: Path) -> Iterator[Start]:
-    """Starts engines that live as long as the test, from a module or from the text of a script."""
+    """Start engines that live as long as the test, from a module or from the text of a script."""
     started: list[Alone] = []
 
     def start(*words: str, script: str | None = None, **env: str) -> Alone:
@@ -118,7 +118,7 @@ def alone(tmp_path: Path, records: Path) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def frontend(serve_for_module: Any, records: Path) -> Any:
-    """A frontend over tcp."""
+    """Return a frontend over tcp."""
     return serve_for_module(FRONTEND % records, command="frontend")
 
 
@@ -128,13 +128,13 @@ def ask(frontend: Any, model: str, prompt: Any, **more: Any) -> tuple[int, Any]:
 
 
 def chat(frontend: Any, text: str) -> Any:
-    """The connection of a stream in which the parrot says this."""
+    """Return the connection of a stream in which the parrot says this."""
     body = {"model": "parrot", "messages": [{"role": "user", "content": text}], "stream": True}
     return frontend.raw("POST", "/v1/chat/completions", body)
 
 
 def served(frontend: Any, model: str, engine: Alone) -> bool:
-    """Whether the model is listed, and the frontend sees this engine alone: that of another test has gone."""
+    """Return whether the model is listed, and the frontend sees this engine alone: that of another test has gone."""
     listed = json.loads(frontend.request("GET", "/v1/models")[2])
     there = list(frontend.instances().values())
     return model in [entry["id"] for entry in listed["data"]] and there == [engine.process.pid]
@@ -145,7 +145,7 @@ def parrot(delay: float = 0.0, main: str = MAIN) -> str:
 
 
 def served_parrot(frontend: Any, alone: Start, delay: float = 0.0, **env: str) -> Any:
-    """An engine that repeats what it is asked, once the frontend lists its model."""
+    """Return an engine that repeats what it is asked, once the frontend lists its model."""
     engine = alone(script=parrot(delay), **env)
     engine.found("serving parrot")
     assert frontend.until(lambda: served(frontend, "parrot", engine), 10)

@@ -52,7 +52,7 @@ class Frontends:
         assert server.until(lambda: self.metric("dynamo_frontend_load_peers") == [peers] * 2, 20)
 
     def processes(self) -> dict[int, str]:
-        """Those that answer on the shared port now: pid and the address of their own port."""
+        """Return those that answer on the shared port now: pid and the address of their own port."""
         found = {}
         for _ in range(30):
             process = self.server_health()["process"]
@@ -66,16 +66,16 @@ class Frontends:
         return answer
 
     def metric(self, name: str) -> list[float]:
-        """A metric of each process, scraped where each says that it can be."""
+        """Return a metric of each process, scraped where each says that it can be."""
         return [scrape(url, name) for url in self.processes().values()]
 
     def restarted(self, pid: int) -> bool:
-        """Whether another process has taken the place of one."""
+        """Return whether another process has taken the place of one."""
         return bool(self.server.until(lambda: pid not in (now := self.processes()) and len(now) == 2, 30))
 
 
 def scrape(url: str, name: str) -> float:
-    """The sum of all samples of a metric."""
+    """Return the sum of all samples of a metric."""
     host, port = url.removeprefix("http://").split(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=60)
     try:
@@ -128,7 +128,7 @@ class Load(Threads):
 
 
 def open_stream(server: Any, until_content: Any, tokens: int) -> socket.socket:
-    """A stream of which some text has come."""
+    """Return a stream of which some text has come."""
     stream: socket.socket = server.raw("POST", "/v1/chat/completions", chat(max_tokens=tokens, stream=True))
     until_content(stream)
     return stream

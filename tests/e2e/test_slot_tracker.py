@@ -56,7 +56,7 @@ class Tracker(Process):
     def ask(
         self, method: str, path: str, body: Any = None, *, raw: bytes | None = None, **headers: str
     ) -> tuple[int, Any]:
-        """Status and JSON of an answer."""
+        """Return status and JSON of an answer."""
         status, _, data = self.exchange(method, path, body, raw=raw, **headers)
         return status, json.loads(data) if data else None
 
@@ -93,7 +93,7 @@ class Tracker(Process):
         return self.post("/add", model_name=model, request_id=request_id, sequence_hashes=list(hashes), **where)
 
     def load(self, model: str) -> tuple[int, int]:
-        """Prefill tokens and decode blocks of the one rank of a model."""
+        """Return prefill tokens and decode blocks of the one rank of a model."""
         [load] = self.get(f"/loads?model_name={model}")
         return load["active_prefill_tokens"], load["active_decode_blocks"]
 
@@ -107,7 +107,7 @@ class Tracker(Process):
 
 
 def until(condition: Callable[[], bool], seconds: float = DEADLINE) -> None:
-    """Returns once the condition holds."""
+    """Return once the condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
@@ -131,13 +131,13 @@ def _trackers() -> Iterator[Start]:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts services that live as long as the test."""
+    """Start services that live as long as the test."""
     yield from _trackers()
 
 
 @pytest.fixture(scope="module")
 def tracker() -> Iterator[Tracker]:
-    """One service for all tests of the module, each with a model of its own."""
+    """Yield one service for all tests of the module, each with a model of its own."""
     for start in _trackers():
         yield start()
 
@@ -148,7 +148,7 @@ PEERS = ["tcp://127.0.0.1:1", "tcp://127.0.0.1:2"]
 
 @pytest.fixture(scope="module")
 def synced() -> Iterator[Tracker]:
-    """One service with synchronization, two peers that are not there, and no worker."""
+    """Yield one service with synchronization, two peers that are not there, and no worker."""
     for start in _trackers():
         yield start(
             *local(*SYNC, "--replica-sync-advertise", "tcp://slot-tracker-a:8092"),
@@ -158,14 +158,14 @@ def synced() -> Iterator[Tracker]:
 
 @pytest.fixture(scope="module")
 def synced_pair() -> Iterator[tuple[Tracker, Tracker]]:
-    """Two services with synchronization, which do not listen to each other but within a test."""
+    """Yield two services with synchronization, which do not listen to each other but within a test."""
     for start in _trackers():
         yield start(*local(*SYNC, "--metrics")), start(*local(*SYNC))
 
 
 @pytest.fixture
 def pair(synced_pair: tuple[Tracker, Tracker]) -> Iterator[tuple[Tracker, Tracker]]:
-    """A service that tells, and one that listens to it."""
+    """Yield a service that tells, and one that listens to it."""
     teller, listener = synced_pair
     with listening(listener, teller):
         yield teller, listener
@@ -179,7 +179,7 @@ SYNC = ("--replica-sync-bind", "tcp://127.0.0.1:*")
 
 
 def listens(listener: Tracker, teller: Tracker) -> None:
-    """Registers a peer, and returns once what it tells arrives: connections of ZMQ come about behind the back."""
+    """Register a peer, and return once what it tells arrives: connections of ZMQ come about behind the back."""
     assert listener.post("/register_peer", url=teller.sync)[0] in (200, 201)
     probe = next(names)
     for one in (listener, teller):
@@ -193,7 +193,7 @@ def listens(listener: Tracker, teller: Tracker) -> None:
 
 
 def known_to(*trackers: Tracker) -> str:
-    """A model with worker 7 at each of these services."""
+    """Return a model with worker 7 at each of these services."""
     model = next(names)
     for tracker in trackers:
         assert tracker.register(model) == (201, OK)
@@ -202,7 +202,7 @@ def known_to(*trackers: Tracker) -> str:
 
 @contextmanager
 def listening(listener: Tracker, teller: Tracker) -> Iterator[None]:
-    """What the one tells arrives at the other within the block."""
+    """Yield once reports of the one arrive at the other."""
     listens(listener, teller)
     try:
         yield

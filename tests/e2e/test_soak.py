@@ -157,7 +157,7 @@ class Worker:
             self.process = subprocess.Popen([sys.executable, script], env=kept | own, stdout=said, stderr=log)
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of all samples of a metric whose labels contain these."""
+        """Return the sum of all samples of a metric whose labels contain these."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         samples = [line for line in lines if re.match(rf"{name}[{{ ]", line)]
@@ -165,7 +165,7 @@ class Worker:
         return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
 
     def is_full(self) -> bool:
-        """Whether every place is taken, in a moment at least."""
+        """Return whether every place is taken, in a moment at least."""
         deadline = time.monotonic() + PATIENCE
         while self.metric("dynamo_request_queue") < QUEUE and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -187,7 +187,7 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
 
 @pytest.fixture
 def frontend(serve: Any, tmp_path: Path) -> Any:
-    """A frontend that finds the worker, and has the plugin that counts tasks."""
+    """Return a frontend that finds the worker, and has the plugin that counts tasks."""
     plugins = tmp_path / "plugins"
     info = plugins / "dynamo_plugin_hook_census-0.1.0.dist-info"
     info.mkdir(parents=True)
@@ -210,7 +210,7 @@ class Memory:
         self.samples.append((ended, [_resident_kib(pid) for pid in self.pids]))
 
     def growth(self, start: float, middle: float, end: float) -> list[float]:
-        """KiB per process between the medians of two spans, which are given in shares of the requests."""
+        """Return KiB per process between the medians of two spans, which are given in shares of the requests."""
         bounds = [share * REQUESTS for share in (start, middle, end)]
         spans = [[rss for ended, rss in self.samples if low <= ended < high] for low, high in pairwise(bounds)]
         before, after = ([statistics.median(of) for of in zip(*span, strict=True)] for span in spans)
@@ -234,7 +234,7 @@ class Crowd:
         return self.outcomes.total()
 
     def seen(self, *kinds: str, outcome: str | None = None) -> int:
-        """How many clients of these kinds (none: of all) saw that outcome (None: any)."""
+        """Return how many clients of these kinds (none: of all) saw that outcome (None: any)."""
         return sum(
             count
             for (kind, what), count in self.outcomes.items()
@@ -242,7 +242,7 @@ class Crowd:
         )
 
     async def run(self, count: int, look: Callable[[], None]) -> None:
-        """So many requests of all kinds. `look` is called from time to time."""
+        """Run so many requests of all kinds. `look` is called from time to time."""
         dice = random.Random(count)
         left = count
 
@@ -264,7 +264,7 @@ class Crowd:
             group.create_task(watch())
 
     async def fill(self, full: Callable[[], bool], refused: int) -> None:
-        """Takes every place, sends `refused` more requests, and gives the places back before their first token."""
+        """Take every place, send `refused` more requests, and give the places back before their first token."""
         body = {"model": "soaked", "prompt": "silent", "max_tokens": 9, "stream": True}
         writers = [(await self._send(body))[1] for _ in range(PLACES + QUEUE)]
         assert await asyncio.to_thread(full), "some found no place"
@@ -275,7 +275,7 @@ class Crowd:
             self.outcomes["leave early", "left"] += 1
 
     async def _one(self, kind: str, dice: random.Random) -> str:
-        """One client, and what became of it: a status, `broken` for a stream without its end, or `left`."""
+        """Return one client, and what became of it: a status, `broken` for a stream without its end, or `left`."""
         body = {
             "model": "nobody" if kind == "unknown" else "soaked",
             "prompt": f"{'silent' if kind == 'leave early' else kind} " + "x " * dice.randint(1, 200),
@@ -348,13 +348,13 @@ def test_after_a_flood_of_mixed_requests_the_books_agree_and_nothing_is_held(fro
 
 
 def held(frontend: Any, worker: Worker) -> dict[str, float]:
-    """The gauges that are not at zero."""
+    """Return the gauges that are not at zero."""
     values = {name: side.metric(name) for side, names in ((frontend, FRONTENDS), (worker, WORKERS)) for name in names}
     return {name: value for name, value in values.items() if value}
 
 
 def census(frontend: Any, worker: Worker) -> dict[str, int]:
-    """Tasks and open files of both processes while they answer one request."""
+    """Return tasks and open files of both processes while they answer one request."""
     body = {"model": "soaked", "prompt": "census", "max_tokens": 9}
     status, _, answer = frontend.request("POST", "/v1/completions", body, **{"x-request-id": "census"})
     assert status == 200, answer
@@ -384,7 +384,7 @@ def assert_clients_saw_what_belongs_to_their_kind(crowd: Crowd) -> None:
 
 
 def assert_the_books_agree(crowd: Crowd, frontend: Any, worker: Worker) -> None:
-    """Each request is counted once, by what became of it, and alike on both sides.
+    """Assert that each request is counted once, by its outcome, and alike on both sides.
 
     What is left open is the fate of those who left early: their client cannot tell how far they came.
     """

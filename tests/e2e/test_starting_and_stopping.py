@@ -40,7 +40,7 @@ Begin = Callable[..., Result]
 
 @pytest.fixture
 def begin(dynamo: Callable[..., Result], tmp_path: Path) -> Begin:
-    """Starts what cannot start, in this process."""
+    """Start what cannot start, in this process."""
 
     def run(config: str, command: str = "serve", **env: str) -> Result:
         path = tmp_path / "config.yaml"
@@ -51,7 +51,7 @@ def begin(dynamo: Callable[..., Result], tmp_path: Path) -> Begin:
 
 
 def complaint(told: str) -> str:
-    """The one line that says what is wrong."""
+    """Return the one line that says what is wrong."""
     [line] = [line for line in told.splitlines() if line.startswith("dynamo: ")]
     assert "Traceback" not in told
     return line
@@ -166,7 +166,7 @@ def test_the_last_line_of_a_start_that_fails_is_the_reason(tmp_path: Path) -> No
 
 
 def assert_ended(server: Any) -> None:
-    """The process has said so, with its exit code and in the last line, and its port is closed."""
+    """Assert that the exit code and the last line say so, and that the port is closed."""
     assert server.wait() == 0
     assert server.lines[-1].endswith(": stopped\n")
     with pytest.raises(OSError, match="refused"):
@@ -174,7 +174,7 @@ def assert_ended(server: Any) -> None:
 
 
 def streamed(server: Any, until_content: Any, number: int, **fields: Any) -> bytes:
-    """A stream in whose midst the server gets a signal, to its end."""
+    """Return a stream in whose midst the server gets a signal, to its end."""
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
     connection = server.raw("POST", "/v1/chat/completions", body)
     received: bytes = until_content(connection)

@@ -68,13 +68,13 @@ class Stack:
         return text
 
     def environment(self, service: str) -> dict[str, str]:
-        """What a container of a service has as its environment."""
+        """Return what a container of a service has as its environment."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith("DYN_")}
         own: dict[str, str] = self.services[service].get("environment", {})
         return kept | own | LOOPBACK | {"XDG_CACHE_HOME": str(self.folder / "cache")}
 
     def command(self, service: str) -> list[str]:
-        """What runs in the container of a service, with this interpreter."""
+        """Return what runs in the container of a service, with this interpreter."""
         own = self.services[service]
         entrypoint = own.get("entrypoint") or {
             "nats": ["nats-server"],
@@ -100,7 +100,7 @@ class Processes:
         return process
 
     def end(self) -> list[int]:
-        """The exit codes of those that still ran, the last one first."""
+        """Return the exit codes of those that still ran, the last one first."""
         running = [process for process in reversed(self._all) if process.poll() is None]
         for process in running:
             process.send_signal(signal.SIGTERM)
@@ -121,7 +121,7 @@ def processes() -> Iterator[Processes]:
 
 @pytest.fixture
 def servers(tmp_path: Path, processes: Processes) -> Stack:
-    """The stack of NATS and etcd, with both running and as healthy as their own checks want them."""
+    """Return the stack of NATS and etcd, with both running and as healthy as their own checks want them."""
     for binary, package in (("nats-server", "nats-server"), ("etcd", "etcd-server")):
         if shutil.which(binary) is None:
             missing = f"NOT TESTED: there is no {binary}; install one (Debian: {package})"
@@ -141,14 +141,14 @@ def servers(tmp_path: Path, processes: Processes) -> Stack:
 
 @pytest.fixture(scope="module")
 def no_servers(tmp_path_factory: pytest.TempPathFactory) -> Stack:
-    """The stack over tcp and a folder, with its secret made."""
+    """Return the stack over tcp and a folder, with its secret made."""
     stack = Stack(NO_SERVERS, tmp_path_factory.mktemp("stack"))
     subprocess.run(stack.command("secret"), check=True, timeout=90)
     return stack
 
 
 def _answers(url: str, seconds: float) -> bool:
-    """Whether GET is answered with 200 within that time."""
+    """Return whether GET is answered with 200 within that time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
@@ -160,7 +160,7 @@ def _answers(url: str, seconds: float) -> bool:
 
 
 def _start(stack: Stack, processes: Processes, serve: Any) -> tuple[Any, list[subprocess.Popen[bytes]]]:
-    """The frontend, and the workers of the stack, as many as it says, once the frontend sees them."""
+    """Return the frontend, and the workers of the stack, as many as it says, once the frontend sees them."""
     workers = [
         processes.start(stack, "worker") for _ in range(stack.services["worker"].get("deploy", {}).get("replicas", 1))
     ]

@@ -158,7 +158,7 @@ def test_an_answer_that_is_not_as_described_would_be_found(description: dict[str
 
 
 def faults(description: dict[str, Any], response: dict[str, Any], answer: Any) -> list[str]:
-    """What is wrong with an answer."""
+    """Return what is wrong with an answer."""
     schema = response["content"]["application/json"]["schema"]
     validator = jsonschema_rs.Draft202012Validator({**schema, "components": description["components"]})
     return [error.message for error in validator.iter_errors(answer)]

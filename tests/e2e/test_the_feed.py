@@ -34,7 +34,7 @@ client: {drain_grace: 0}
 
 @pytest.fixture(scope="module")
 def deployed(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Any]:
-    """Two frontends and so many workers, which tests share: all there, and at rest."""
+    """Return two frontends and so many workers, which tests share: all there, and at rest."""
 
     @cache
     def start(workers: int) -> Any:
@@ -50,18 +50,18 @@ def deployed(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture
 def server(deployed: Callable[[int], Any]) -> Any:
-    """For tests that only ask."""
+    """Yield a server for tests that only ask."""
     return deployed(2)
 
 
 @pytest.fixture
 def to_be_halted(deployed: Callable[[int], Any]) -> Any:
-    """For tests in which a process stands still for a while."""
+    """Yield a server for tests in which a process stands still for a while."""
     return deployed(1)
 
 
 def whole(told: dict[str, Any], workers: int) -> bool:
-    """Whether all processes are there, and at rest."""
+    """Return whether all processes are there, and at rest."""
     frontends = [one["missing"] for one in told["frontends"]]
     return frontends == [None] * 2 and [one["requests"] for one in told["workers"]] == [0] * workers
 
@@ -72,7 +72,7 @@ def state(server: Any) -> dict[str, Any]:
 
 
 def counted(told: dict[str, Any]) -> int:
-    """The requests of the last minutes."""
+    """Return the requests of the last minutes."""
     return sum(model["last_15_minutes"]["requests"] for model in told["models"] if model["last_15_minutes"])
 
 
@@ -120,7 +120,7 @@ def test_a_model_that_lost_its_workers_is_an_alarm_and_requests_for_it_are_told(
 
 
 def critical(server: Any) -> list[str]:
-    """The gravest alarms."""
+    """Return the gravest alarms."""
     return [one["text"] for one in state(server)["alarms"] if one["level"] == "critical"]
 
 

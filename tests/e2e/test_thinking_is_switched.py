@@ -72,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clients(serve_for_module: Any, folder: Path) -> Iterator[Clients]:
-    """A frontend and a worker for each model, in processes of their own."""
+    """Yield a frontend and a worker for each model, in processes of their own."""
     settings = json.loads(config(MODELS, folder)) | {
         "transport": {"use": "tcp"},
         "discovery": {"use": "file", "path": str(folder / "discovery")},
@@ -149,7 +149,7 @@ def messages(clients: Clients, model: str, fields: Fields, *, stream: bool) -> A
 
 
 def tokens_of(folder: Path, model: str, text: str, marked: str) -> tuple[int, int]:
-    """How many tokens an answer has, and how many of them have some of the marked text at its beginning."""
+    """Return how many tokens an answer has, and how many of them have some of the marked text at its beginning."""
     from tokenizers import Tokenizer
 
     offsets = Tokenizer.from_file(str(folder / model / "tokenizer.json")).encode(text).offsets

@@ -52,7 +52,7 @@ class Collector(OtlpReceiver):
     """A collector that knows spans."""
 
     def spans(self) -> list[Span]:
-        """Everything received so far."""
+        """Return everything received so far."""
         found: list[Span] = []
         for body in self.bodies(TRACES):
             for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
@@ -62,7 +62,7 @@ class Collector(OtlpReceiver):
         return found
 
     def spans_until(self, condition: Callable[[list[Span]], object], trace: str) -> list[Span]:
-        """Everything received of a trace, once the condition holds."""
+        """Return everything received of a trace, once the condition holds."""
 
         def spans() -> list[Span]:
             return [span for span in self.spans() if span.trace_id == trace]
@@ -86,7 +86,7 @@ def _span(service: str, span: WireSpan) -> Span:
 
 
 def exporting(collector: Collector, enabled: str = "1", delay: str = "50") -> dict[str, str]:
-    """The environment of a process that exports to the collector, or is told where it is but not to."""
+    """Return the environment of a process that exports to the collector, or is told where it is but not to."""
     return {
         "OTEL_EXPORT_ENABLED": enabled,
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
@@ -108,7 +108,7 @@ def shared_collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def server(serve_for_module: Any, shared_collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A frontend and a worker, each in a process that exports."""
+    """Return a frontend and a worker, each in a process that exports."""
     config = CONFIG + PROCESSES % tmp_path_factory.mktemp("shared")
     started = serve_for_module(config, env=exporting(shared_collector))
     assert started.until(lambda: len(started.instances()) == 1, 20), started.log
@@ -117,12 +117,12 @@ def server(serve_for_module: Any, shared_collector: Collector, tmp_path_factory:
 
 @pytest.fixture
 def trace() -> str:
-    """The id of a trace of the client's own."""
+    """Return the id of a trace of the client's own."""
     return secrets.token_hex(16)
 
 
 def parent(trace: str, flags: str = "01") -> str:
-    """The header with which the client says so."""
+    """Return the header with which the client says so."""
     return f"00-{trace}-{SPAN}-{flags}"
 
 
@@ -142,7 +142,7 @@ def one(spans: list[Span], name: str) -> Span:
 
 
 def ancestors(spans: list[Span], span: Span) -> list[str]:
-    """The ids above a span, nearest first, as far as they were received, and the one beyond."""
+    """Return the ids above a span, nearest first, as far as they were received, and the one beyond."""
     by_id = {span.span_id: span for span in spans}
     above: list[str] = []
     current: Span | None = span
@@ -153,7 +153,7 @@ def ancestors(spans: list[Span], span: Span) -> list[str]:
 
 
 def lines(server: Any, message: str, trace: str) -> list[dict[str, Any]]:
-    """The lines of the log that say this, and are of the trace."""
+    """Return the lines of the log that say this, and are of the trace."""
     rows = [json.loads(line) for line in server.lines if line.startswith("{")]
     return [row for row in rows if message in row["message"] and row.get("trace_id") == trace]
 

@@ -32,7 +32,7 @@ PROCESSES = ("--request-plane", "tcp", "--discovery-backend", "file")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama with random weights."""
+    """Return a tiny Llama with random weights."""
     folder = make_tokenizer_folder(tmp_path_factory.mktemp("model") / "tiny-llama", vocab_size=600)
     save_llama(folder, vocab_size=600)
     return folder
@@ -47,7 +47,7 @@ def server(request: pytest.FixtureRequest, serve_for_module: Any, folder: Path) 
 
 
 def alone(folder: Path, count: int) -> list[list[int]]:
-    """What the library says without us: the most likely tokens after each prompt. On a GPU if there is one."""
+    """Return what the library says without us: the most likely tokens after each prompt. On a GPU if there is one."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
 
@@ -68,7 +68,7 @@ def alone(folder: Path, count: int) -> list[list[int]]:
 
 
 def ids_by_bytes(folder: Path) -> dict[bytes, int]:
-    """The id of each token by its bytes, which no two tokens of this vocabulary share."""
+    """Return the id of each token by its bytes, which no two tokens of this vocabulary share."""
     files = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"}
     tokenizer = load_tokenizer("hf", files)
     by_bytes = {tokenizer.token_bytes(token): token for token in range(600)}

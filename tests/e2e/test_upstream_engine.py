@@ -61,7 +61,7 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 def told(body: bytes) -> Any:
-    """An answer without what is of one request only."""
+    """Return an answer without what is of one request only."""
     answer = json.loads(body)
     return {name: value for name, value in answer.items() if name not in ("id", "created")}
 

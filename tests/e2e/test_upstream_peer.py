@@ -54,7 +54,7 @@ class Peer:
         )
 
     def answer(self, body: dict[str, Any]) -> Any:
-        """What it answers without us."""
+        """Return what it answers without us."""
         data = json.dumps(body | {"model": "its-own-name"}).encode()
         headers = {"content-type": "application/json"}
         with urllib.request.urlopen(urllib.request.Request(self.url + CHAT, data, headers), timeout=30) as reply:

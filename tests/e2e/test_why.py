@@ -78,7 +78,7 @@ class House:
         return found
 
     def ended(self, request_id: str) -> list[dict[str, Any]]:
-        """The events of a request, once it has ended."""
+        """Return the events of a request, once it has ended."""
         assert self.server.until(lambda: [one["event"] for one in self.events(request_id)][-1:] == ["finished"], 20)
         return self.events(request_id)
 
@@ -93,13 +93,13 @@ def chat(**more: Any) -> dict[str, Any]:
 
 
 def worker(name: str, mode: str = "agg", engine: str = "mocker", model: str = "mock-model") -> str:
-    """The part of a config."""
+    """Return the part of a config."""
     return WORKER % {"name": name, "mode": mode, "engine": engine, "model": model}
 
 
 @pytest.fixture(scope="module")
 def shared(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> House:
-    """One process, for requests whose workers live."""
+    """Return one process, for requests whose workers live."""
     (file := tmp_path_factory.mktemp("engine") / "halting.py").write_text(HALTING)
     file.chmod(0o644)
     workers = [
@@ -113,7 +113,7 @@ def shared(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> H
 
 @pytest.fixture
 def house(serve: Any, tmp_path: Path) -> House:
-    """Two workers, each in a process."""
+    """Return two workers, each in a process."""
     return House(serve, [worker("one"), worker("other")], PROCESSES % (tmp_path / "discovery"))
 
 

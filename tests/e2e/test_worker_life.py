@@ -143,12 +143,12 @@ class Life(Process):
         return self.diary_path.read_text().splitlines() if self.diary_path.exists() else []
 
     def until(self, condition: Callable[[], bool], seconds: float = 18) -> bool:
-        """Returns once the condition holds; that it does not is a failure."""
+        """Return once the condition holds; that it does not is a failure."""
         assert super().until(condition, seconds), f"{self.diary}\n{self.log}"
         return True
 
     def go(self) -> None:
-        """Lets its engine start that waits, and hurry with what it answers."""
+        """Let its engine start that waits, and hurry with what it answers."""
         Path(f"{self.diary_path}.go").touch()
 
     def serving(self) -> Life:
@@ -174,7 +174,7 @@ class Life(Process):
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to import the engine from."""
+    """Return a folder to import the engine from."""
     folder = tmp_path_factory.mktemp("plugin")
     (folder / "life_engine.py").write_text(ENGINE)
     metadata = folder / "life_engine-1.0.dist-info"
@@ -186,7 +186,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def live(tmp_path: Path, plugin: Path) -> Iterator[Callable[..., Life]]:
-    """Starts workers that live as long as the test."""
+    """Start workers that live as long as the test."""
     lives: list[Life] = []
 
     def start(*parts: str, discovery: Path | None = None, **env: str) -> Life:
@@ -200,7 +200,7 @@ def live(tmp_path: Path, plugin: Path) -> Iterator[Callable[..., Life]]:
 
 @pytest.fixture(scope="module")
 def shared(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A frontend, and where workers meet it."""
+    """Return a frontend, and where workers meet it."""
     folder = tmp_path_factory.mktemp("frontend")
     discovery = folder / "discovery"
     return serve_for_module(config(folder, discovery), command="frontend", ready="listening"), discovery
@@ -208,7 +208,7 @@ def shared(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> t
 
 @pytest.fixture
 def frontend(shared: tuple[Any, Path], live: Callable[..., Life]) -> Callable[..., tuple[Life, Any]]:
-    """Starts the one worker of a frontend that knows no other, and has no request left for one."""
+    """Start the one worker of a frontend that knows no other, and has no request left for one."""
     server, discovery = shared
     idle = server.until(lambda: server.instances() == {} and server.metric("dynamo_frontend_active_requests") == 0, 20)
     assert idle, server.log

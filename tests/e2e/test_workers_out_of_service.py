@@ -31,7 +31,7 @@ LONG, LONGEST = 250, 20_000
 
 
 def listed(server: Any) -> dict[str, dict[str, Any]]:
-    """The workers as a frontend lists them, by name and replica."""
+    """Return the workers as a frontend lists them, by name and replica."""
     status, _, body = server.request("GET", "/admin/workers")
     assert status == 200, body
     return {f"{entry['worker']}-{entry['replica']}": entry for entry in json.loads(body)["workers"]}
@@ -53,7 +53,7 @@ def change(server: Any, worker: str, action: str) -> dict[str, Any]:
 
 
 def served(entry: dict[str, Any]) -> float:
-    """How many requests of clients a worker has had."""
+    """Return how many requests of clients a worker has had."""
     with urllib.request.urlopen(f"{entry['system_url']}/metrics", timeout=10) as answer:
         text = answer.read().decode()
     return sum(float(value) for value in re.findall(r"^dynamo_component_requests_total\{.*\} (\S+)$", text, re.M))
@@ -66,13 +66,13 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def whole(serve_for_module: Any, config: str) -> Any:
-    """Both workers and a frontend."""
+    """Return both workers and a frontend."""
     return serve_for_module(config)
 
 
 @pytest.fixture
 def server(whole: Any) -> Iterator[Any]:
-    """The same, with two workers in service that have nothing to do, before and after a test."""
+    """Yield the same, with two workers in service that have nothing to do, before and after a test."""
 
     def idle() -> bool:
         workers = listed(whole)
@@ -89,7 +89,7 @@ def server(whole: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def another(serve: Any, config: str) -> Callable[[], Any]:
-    """Starts another frontend of the deployment, which has seen the workers when it is returned."""
+    """Start another frontend of the deployment, which has seen the workers when it is returned."""
 
     def start() -> Any:
         frontend = serve(config, command="frontend")

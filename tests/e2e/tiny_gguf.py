@@ -15,7 +15,7 @@ LAYERS, WIDTH, INNER, HEADS, KV_HEADS, CONTEXT = 2, 64, 128, 2, 1, 2048
 
 
 def write(folder: Path, out: Path) -> None:
-    """Takes the tokenizer and the chat template from the folder."""
+    """Take the tokenizer and the chat template from the folder."""
     gguf: Any = import_module("gguf")
     numpy: Any = import_module("numpy")
     tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))

@@ -54,7 +54,7 @@ class Attack:
 
 
 def bomb(encoding: str) -> bytes:
-    """A gigabyte of zeros, packed a thousandfold."""
+    """Return a gigabyte of zeros, packed a thousandfold."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31 if encoding == "gzip" else 15)
     piece = bytes(1 << 24)
     parts = [packer.compress(piece) for _ in range(GIGABYTE // len(piece))]
@@ -72,7 +72,7 @@ def _head(method: str, path: str, *lines: str) -> bytes:
 
 
 def _exchange(target: Target, request: bytes) -> None:
-    """Sends a request on a connection of its own and reads until the server closes it."""
+    """Send a request on a connection of its own and read until the server closes it."""
     with socket.create_connection(("127.0.0.1", target.port), PATIENCE) as connection, suppress(OSError):
         connection.sendall(request)
         while connection.recv(1 << 20):
@@ -96,7 +96,7 @@ def _unpacks(
 
 
 def _asks(target: Target, **fields: object) -> None:
-    """A request of a tenant, whose answer is read and thrown away."""
+    """Send a request of a tenant, and throw its answer away."""
     body = json.dumps(
         {"model": "mock-model", "messages": [{"role": "user", "content": "Hi"}], **fields}, separators=(",", ":")
     ).encode()
@@ -106,7 +106,7 @@ def _asks(target: Target, **fields: object) -> None:
 
 @cache
 def _large(kind: str) -> bytes:
-    """A body that holds much of one thing, and is refused when it has been read, unpacked, parsed and checked."""
+    """Return a body with much of one thing, which is refused once it is read, unpacked, parsed and checked."""
     if kind == "ids":
         return json.dumps({"model": "mock-model", "prompt": list(range(100, 1099)) * 1000}).encode()
     text = "a" * (44_000_000 if kind == "gzip" else 40_000_000)
@@ -123,7 +123,7 @@ def _sends_much(target: Target, kind: str) -> None:
 
 
 def _stops(length: int) -> list[str]:
-    """Thirty-two stop strings that begin with all that an answer may hold, and never come."""
+    """Return thirty-two stop strings that begin with all that an answer may hold, and never come."""
     letters = string.printable[:32]
     return [letter + "~" * (length - 1) for letter in letters]
 
@@ -155,7 +155,7 @@ def _say(word: str) -> None:
 
 
 def main() -> None:
-    """Strikes on several connections at once; writes how often when the time is over."""
+    """Strike on several connections at once; write how often when the time is over."""
     name, port, discovery, connections, seconds = sys.argv[1:]
     attack, target = ATTACKS[name], Target(int(port), Path(discovery))
     attack.strike(target)

@@ -69,7 +69,7 @@ class Watch(Threads):
         return _slowest([seconds for _, seconds in self.answers])
 
     def _probe(self) -> None:
-        """Liveness, asked for as a load balancer does, only more often.
+        """Probe the liveness as a load balancer does, only more often.
 
         A probe that could not be sent in time, as the one before had no answer, has waited since it was due.
         """
@@ -110,7 +110,7 @@ def _slowest(times: list[float]) -> float:
 
 
 def frontend_of(supervisor: int) -> int:
-    """The process of a `dynamo serve` that clients speak to."""
+    """Return the process of a `dynamo serve` that clients speak to."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             words = (entry / "cmdline").read_bytes().split(b"\0")
@@ -139,7 +139,7 @@ class Idle:
 
 @pytest.fixture
 def attacker(tmp_path: Path) -> Iterator[Any]:
-    """Starts an attack, and returns when it has begun."""
+    """Start an attack, and return when it has begun."""
     running: list[subprocess.Popen[str]] = []
 
     def start(name: str, port: int) -> subprocess.Popen[str]:

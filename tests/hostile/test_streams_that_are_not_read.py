@@ -51,7 +51,7 @@ def request(**fields: Any) -> bytes:
 
 
 def chat(port: int) -> float:
-    """The seconds that a short chat takes."""
+    """Return the seconds that a short chat takes."""
     begun = time.monotonic()
     with socket.create_connection(("127.0.0.1", port), 120) as connection:
         connection.sendall(request(max_tokens=8))
@@ -63,7 +63,7 @@ def chat(port: int) -> float:
 
 
 def unread(port: int, **fields: Any) -> socket.socket:
-    """A stream of many long answers, of which nothing is read."""
+    """Return a stream of many long answers, of which nothing is read."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", port))

@@ -131,7 +131,7 @@ class House:
         )
 
     async def run(self, engine: type[LLMEngine], **options: Any) -> Worker:
-        """Adds a running worker and returns when it can be routed to."""
+        """Add a running worker and return when it can be routed to."""
         worker = self.worker(engine, **options)
         await worker.start()
         self.stack.push_async_callback(worker.stop, grace=False)
@@ -141,13 +141,13 @@ class House:
         return worker
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Returns once the condition holds, looked at after every change of the models."""
+        """Return once the condition holds, looked at after every change of the models."""
         async with asyncio.timeout(60):
             while not condition():
                 await self.models.changed()
 
     async def eventually(self, condition: Callable[[], bool]) -> None:
-        """Returns once something holds that no event tells of."""
+        """Return once something holds that no event tells of."""
         async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - what is waited for has no event
                 await asyncio.sleep(0.005)
@@ -164,7 +164,7 @@ class House:
         return await self.ask(request, ctx=ctx)
 
     async def begun(self, prompt: list[int], **options: Any) -> Any:
-        """The stream of a request, of which one item has come."""
+        """Return the stream of a request, of which one item has come."""
         stream = await self.generate(prompt, **options)
         await anext(stream)
         return stream
@@ -181,7 +181,7 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
 
 @pytest.fixture
 async def make_house(stack: AsyncExitStack) -> AsyncIterator[Callable[..., House]]:
-    """Makes houses, and checks that no request counts as load in any of them when the test is over."""
+    """Make houses, and check that no request counts as load in any of them when the test is over."""
     made: list[House] = []
 
     def make(**options: Any) -> House:
@@ -199,7 +199,7 @@ async def house(make_house: Callable[..., House]) -> House:
 
 @pytest.fixture(autouse=True)
 async def nothing_left_behind() -> AsyncIterator[None]:
-    """Every test of this folder ends with the tasks it began with."""
+    """Assert that every test of this folder ends with the tasks it began with."""
     before = set(asyncio.all_tasks())
     yield
     own = asyncio.current_task()
@@ -226,7 +226,7 @@ def tokens_of() -> Collect:
 
 @pytest.fixture
 async def serve_config(tmp_path: Path) -> AsyncIterator[Callable[[str], Awaitable[str]]]:
-    """Serves a config file of this text, in this process; gives the address."""
+    """Serve a config file of this text, in this process; give the address."""
     running = []
 
     async def run(text: str) -> str:

@@ -241,7 +241,7 @@ ALL = [
 
 
 def install(folder: Path) -> None:
-    """Writes the distribution that offers them into a folder of the import path."""
+    """Write the distribution that offers them into a folder of the import path."""
     info = folder / "acme_extensions-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-extensions\nVersion: 1.0\n")

@@ -23,13 +23,13 @@ from dynamo_telemetry import Metrics
 
 
 async def turns(count: int = 20) -> None:
-    """Lets the event loop go round, so that what follows from the last step happens."""
+    """Let the event loop go round, so that what follows from the last step happens."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def reasons_of(stream: Any) -> list[Any]:
-    """The finish reasons of all items that are still to come."""
+    """Return the finish reasons of all items that are still to come."""
     try:
         return [item.finish_reason async for item in stream]
     finally:

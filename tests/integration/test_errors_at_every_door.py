@@ -46,12 +46,12 @@ def plain(body: dict[str, Any]) -> str:
 
 
 def named(body: dict[str, Any]) -> str:
-    """Of an API whose messages name the field."""
+    """Return the named field, of an API whose messages name it."""
     return plain(body)
 
 
 def anthropic(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a problem as the Anthropic API names them."""
+    """Return the headers of a problem as the Anthropic API names them."""
     names = {f"x-ratelimit-{what}-requests": f"anthropic-ratelimit-requests-{what}" for what in ("limit", "remaining")}
     return {names.get(name, name): value for name, value in headers.items()}
 
@@ -108,7 +108,7 @@ class House:
     async def answers(
         self, client: aiohttp.ClientSession
     ) -> AsyncIterator[tuple[str, aiohttp.ClientResponse, Message]]:
-        """What each door answers."""
+        """Yield what each door answers."""
         for listener, doors in self.listeners:
             for method, path, body, message in doors:
                 async with client.request(method, listener.url + path, json=body) as answer:
@@ -202,7 +202,7 @@ async def house(overload_status: int = 503, *, starting: bool = False) -> AsyncI
 
 
 def every_error() -> Iterator[BaseException]:
-    """One of each class of the tree, and those of other origin that the table names or leaves to its last row."""
+    """Yield one of each class of the tree, and those of other origin that the table names or leaves to its last row."""
     for cls in sorted(set(errors._BY_KIND.values()), key=lambda cls: cls.kind):
         yield cls("told")
     yield from (HttpFault(418, "told"), TimeoutError("told"), ValueError("told"))

@@ -26,7 +26,7 @@ Start = Callable[[str], Any]
 
 @pytest.fixture
 async def start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Start]:
-    """Opens the listeners of a config; they are returned."""
+    """Open the listeners of a config; they are returned."""
     applications = []
     caplog.set_level(logging.INFO)
 
@@ -44,7 +44,7 @@ async def start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterat
 
 
 def routed(listener: Listener) -> Routes:
-    """What the router of the library goes by. It answers HEAD wherever it answers GET."""
+    """Return what the router of the library goes by. It answers HEAD wherever it answers GET."""
     routes = listener._runner.app.router.routes()
     return {(route.method, route.resource.canonical) for route in routes if route.resource and route.method != "HEAD"}
 

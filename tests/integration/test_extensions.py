@@ -49,7 +49,7 @@ ExtensionT = TypeVar("ExtensionT", bound=Extension)
 
 @pytest.fixture
 async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Start]:
-    """Runs a process of a config with these extensions, an entry each."""
+    """Run a process of a config with these extensions, an entry each."""
     extension_parts.install(tmp_path / "site")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     applications: list[Application] = []
@@ -68,7 +68,7 @@ async def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def ready(application: Application) -> Application:
-    """Returns once it sees both workers."""
+    """Return once it sees both workers."""
     process = application.frontend_process
     assert process is not None
     await until(lambda: len(process.parts.models.instances()) == 2)
@@ -102,7 +102,7 @@ async def chat(application: Application, **more: Any) -> int:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Returns once something holds that no event tells of."""
+    """Return once something holds that no event tells of."""
     async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.005)
@@ -329,7 +329,7 @@ async def test_what_an_extension_needs_may_have_another_name(start: Start) -> No
 
 @pytest.fixture
 async def pair(start: Start, tmp_path: Path) -> tuple[Application, Application]:
-    """Two frontends of one deployment that know each other."""
+    """Return two frontends of one deployment that know each other."""
     more = MANY % (tmp_path / "records")
     first, second = [await start("asker", more=more, role=Role(True, (), number)) for number in range(2)]
     peers = [extension(application, Asker).services.peers for application in (first, second)]

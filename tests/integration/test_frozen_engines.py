@@ -70,13 +70,13 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def asked(house: Any) -> Freezing:
-    """The first engine that has a request."""
+    """Return the first engine that has a request."""
     await house.eventually(lambda: any(engine.asked for engine in Freezing.made))
     return next(engine for engine in Freezing.made if engine.asked)
 
 
 async def steps(engine: Freezing, seconds: float) -> None:
-    """The engine makes steps for so long."""
+    """Let the engine make steps for so long."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds
     while loop.time() < until:

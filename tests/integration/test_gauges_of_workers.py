@@ -52,7 +52,7 @@ def gauges(house: Any) -> FrontGauges:
 
 
 def shown(metrics: Metrics) -> dict[str, dict[tuple[str, ...], float]]:
-    """Every sample by name and the values of its labels, in the order of their names."""
+    """Return every sample by name and the values of its labels, in the order of their names."""
     text = generate_latest(metrics.registry).decode()
     return {
         family.name.removeprefix("f_"): {tuple(sample.labels.values()): sample.value for sample in family.samples}
@@ -62,7 +62,7 @@ def shown(metrics: Metrics) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def record(instance_id: int | None, **fields: Any) -> RequestRecord:
-    """A request of 11 tokens: the first after 1 s, the others in another second."""
+    """Return a request of 11 tokens: the first after 1 s, the others in another second."""
     known: dict[str, Any] = {
         **{"request_id": "r", "model": "m", "endpoint": "e", "request_type": "stream", "status": "success"},
         **{"error_type": "", "http_status": 200, "prompt_tokens": 40, "output_tokens": 11, "duration": 2.0},

@@ -22,7 +22,7 @@ numbers = count()
 
 
 async def world(discovery: str, folder: Path, stack: AsyncExitStack, router: str) -> tuple[Fleet, Watcher]:
-    """Workers that are still to come, and a frontend that watches them; over files each looks for itself."""
+    """Return workers that are still to come, and a frontend that watches them; over files each looks for itself."""
     workers = await stack.enter_async_context(directory(discovery, str(folder) if discovery == "file" else None))
     frontends = workers
     if discovery == "file":
@@ -32,7 +32,7 @@ async def world(discovery: str, folder: Path, stack: AsyncExitStack, router: str
 
 
 async def ask(watcher: Watcher) -> None:
-    """One request, all the way to its answer."""
+    """Send one request and read its answer."""
     request = PreprocessedRequest(model="many", token_ids=[1, 2, 3])
     stream = await watcher.model.generate(request, EngineContext(f"r{next(numbers)}"), Principal())
     try:
@@ -43,7 +43,7 @@ async def ask(watcher: Watcher) -> None:
 
 
 async def ask_many(watcher: Watcher, requests: int) -> Counter[int]:
-    """So many requests, ten at a time; how many each worker answered."""
+    """Send so many requests, ten at a time; return how many each worker answered."""
     before = Counter(watcher.answered)
     for _ in range(requests // 10):
         await asyncio.gather(*(ask(watcher) for _ in range(10)))

@@ -141,7 +141,7 @@ async def workers(
     engine: type[LLMEngine] = Fragile,
     **more: Any,
 ) -> list[Any]:
-    """So many workers more, and what happens to the next requests."""
+    """Add so many workers, and return what happens to the next requests."""
     Fragile.fates = list(fates)
     return [await house.run(engine, worker=f"w{at}", migration_limit=limit, **more) for at in range(count)]
 
@@ -276,7 +276,7 @@ async def test_scores_are_asked_for_again_and_by_what_the_engine_declares(house:
 
 
 async def lost_beside_a_busy_worker(house: Any, after: int) -> tuple[Any, asyncio.Future[list[LLMEngineOutput]]]:
-    """A request that keeps one of two workers busy, and the reading of one that loses its worker after some tokens."""
+    """Yield a request that keeps one of two workers busy, and one that loses its worker after some tokens."""
     limits = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
     await workers(house, 2, (1, "hangs"), (after, LOST), limits=limits)
     busy = await house.ask(request())

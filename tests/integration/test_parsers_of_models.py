@@ -35,7 +35,7 @@ MODEL = "workers.mock.model"
 
 
 def check(*settings: str) -> Any:
-    """``dynamo check`` of the built-in example with some keys set."""
+    """Return ``dynamo check`` of the built-in example with some keys set."""
     options = [word for setting in settings for word in ("--set", f"{MODEL}.{setting}")]
     return CliRunner().invoke(cli, ["check", *options], prog_name="dynamo")
 
@@ -111,14 +111,14 @@ TEMPLATE = "{{ messages }}<|im_start|><tool_call>{{ call }}</tool_call>{% if ena
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model's folder with a template of our own in the manner of Qwen 3."""
+    """Return a model's folder with a template of our own in the manner of Qwen 3."""
     make_tokenizer_folder(tmp_path, vocab_size=300)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     return tmp_path
 
 
 def candidates(*sets: str) -> Any:
-    """What `auto` may choose from where everything is installed."""
+    """Return what `auto` may choose from where everything is installed."""
     loaded = load_settings(None, env={}, sets=sets)
     return find_candidates(loaded.settings, PluginLoader(loaded.plugin_files))
 
@@ -149,7 +149,7 @@ RESPONSE_TEMPLATE = {
 
 
 def describe(folder: Path, template: Any) -> None:
-    """Puts a `response_template` into a folder."""
+    """Put a `response_template` into a folder."""
     settings = folder / "tokenizer_config.json"
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "response_template": template}))
 

@@ -172,7 +172,7 @@ async def pair(
     waits: str = "",
     **options: Any,
 ) -> tuple[Any, Any]:
-    """The engines of a prefill and a decode worker that can be asked: how each behaves, and which of them waits."""
+    """Return the engines of a prefill and a decode worker: how each behaves, and which of them waits."""
     first = await house.run(prefill, disaggregation_mode=PREFILL, worker="p", **options)
     second = await house.run(Decoder, disaggregation_mode=DECODE, worker="d", **options)
     await house.until(lambda: not house.model().missing_roles)
@@ -189,7 +189,7 @@ def instances(house: Any, role: str) -> list[int]:
 
 
 def watched(house: Any, tell: Callable[[int, Any], Any]) -> None:
-    """Tells of every call before it is made: the worker and the context."""
+    """Tell of every call before it is made: the worker and the context."""
     call = house.transport.call
 
     async def tells(instance: Any, endpoint: Any, request: Any, ctx: Any, sink: Any) -> Any:
@@ -202,7 +202,7 @@ def watched(house: Any, tell: Callable[[int, Any], Any]) -> None:
 
 
 async def cancelled(asking: asyncio.Future[Any]) -> None:
-    """The client leaves while it asks, and everything that follows from it has happened."""
+    """Cancel the client while it asks, and wait for all that follows."""
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking

@@ -25,7 +25,7 @@ Serve = Callable[[str], Awaitable[str]]
 
 @pytest.fixture
 def serve(serve_config: Serve) -> Serve:
-    """Serves with this admission; gives the address."""
+    """Serve with this admission; give the address."""
     return lambda admission: serve_config(f"{CONFIG}{admission}\n")
 
 

@@ -250,7 +250,7 @@ async def test_a_part_that_fails_takes_all_of_it_back(running: Running, monkeypa
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
-    """A router that takes its time: it has begun to take its settings, and it may go on."""
+    """Return a router that takes its time: it has begun to take its settings, and it may go on."""
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     async def wait(self: KvRouter, config: Any) -> None:
@@ -292,7 +292,7 @@ async def test_a_client_that_leaves_does_not_cut_a_reload(
 
 
 def certificate(folder: Path) -> ssl.SSLContext:
-    """Makes a new certificate where the config names it; what trusts no other."""
+    """Make a new certificate where the config names it; what trusts no other."""
     make_certificates(folder, tls="IP:127.0.0.1")
     return ssl.create_default_context(cafile=str(folder / "ca.crt"))
 

@@ -75,7 +75,7 @@ MakeHouse = Callable[..., House]
 async def a_house_of(
     make_house: MakeHouse, count: int, engine: type[MockerEngine] = Mocker, *, tells: bool = True, **settings: Any
 ) -> tuple[House, KvRouter, list[Any]]:
-    """A house with workers of one kind, the router that chooses among them, with these settings, and the workers."""
+    """Return a house with workers of one kind, the router that chooses among them, with these settings, and the workers."""
     routers = Routers(**settings)
     house = make_house(router=routers)
     workers = [await house.run(engine, enable_kv_routing=tells) for _ in range(count)]
@@ -92,7 +92,7 @@ def request(prompt: list[int], *, max_tokens: int = 1, **hints: Any) -> Preproce
 
 
 async def answer(house: House, asked: PreprocessedRequest) -> tuple[int, int]:
-    """The worker that answered, and how many tokens of the prompt it had."""
+    """Return the worker that answered, and how many tokens of the prompt it had."""
     stream = await house.ask(asked)
     try:
         items = [item async for item in stream]
@@ -354,7 +354,7 @@ class Slow(Mocker):
 
 
 def other_load(house: House, worker: Any, tokens: int) -> Reservation:
-    """So many tokens that the worker has to prefill, until they are released."""
+    """Load the worker with so many tokens to prefill, until they are released."""
     route = Route(Instance(instance_id=worker.instance.instance_id))
     reservation: Reservation = house.tracker.reserve(route, "other", prompt_tokens=tokens, block_size=4, hashes=[])
     return reservation

@@ -74,7 +74,7 @@ class TestAroundKv(RouterKit):
 
 @pytest.fixture
 def serve(serve_config: Serve) -> Serve:
-    """Serves four workers with this inner router; gives the address."""
+    """Serve four workers with this inner router; give the address."""
 
     async def start(inner: str) -> str:
         url = await serve_config(CONFIG % inner)
@@ -90,7 +90,7 @@ def serve(serve_config: Serve) -> Serve:
 
 
 async def explained(url: str, *words: str) -> list[str]:
-    """The workers that `dynamo route explain` marks, and the router that it names."""
+    """Return the workers that `dynamo route explain` marks, and the router that it names."""
     result = await asyncio.to_thread(
         CliRunner().invoke, cli, ["route", "explain", "Hi", "--url", url, "--json", *words]
     )
@@ -101,7 +101,7 @@ async def explained(url: str, *words: str) -> list[str]:
 
 
 async def ask(url: str, session: str, count: int) -> None:
-    """Some requests of a session, one after the other, none with the prompt of another."""
+    """Send requests of a session, one after the other, each with a prompt of its own."""
     headers = {"x-session": session} if session else {}
     async with aiohttp.ClientSession() as http:
         for number in range(count):
@@ -111,7 +111,7 @@ async def ask(url: str, session: str, count: int) -> None:
 
 
 def workers_of(log: pytest.LogCaptureFixture) -> set[str]:
-    """The workers of the requests since the last call, as the access log has them."""
+    """Return the workers of the requests since the last call, as the access log has them."""
     lines = [vars(line)["fields"] for line in log.records if line.name == "dynamo.access"]
     log.clear()
     return {line["instance_id"] for line in lines if line.get("instance_id")}

@@ -101,7 +101,7 @@ HI: Any = [{"role": "user", "content": "Hi"}]
 
 @pytest.fixture
 def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of the plugins, installed."""
+    """Return the module of the plugins, installed."""
     (tmp_path / f"{MODULE}.py").write_text(PLUGIN)
     info = tmp_path / f"{MODULE}-1.dist-info"
     info.mkdir()
@@ -115,7 +115,7 @@ def noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def serve(noted: Any, serve_config: Serve, caplog: pytest.LogCaptureFixture) -> Serve:
-    """Serves the config with this `http` section; gives the address."""
+    """Serve the config with this `http` section; give the address."""
     caplog.set_level(logging.DEBUG)
     return lambda http: serve_config(f"{CONFIG}http: {{{http}}}\n")
 

@@ -54,7 +54,7 @@ class Asking:
             await stream.aclose()
 
     async def waiting(self, count: int) -> None:
-        """Returns once so many are held, those that run included."""
+        """Return once so many are held, those that run included."""
         await self.house.eventually(lambda: self.admission.held == count)
 
 

@@ -62,7 +62,7 @@ async def answer(request: Any, ctx: Any) -> AsyncGenerator[LLMEngineOutput, None
 
 
 async def register(house: Any, generate: Any = None, model_file: Any = None, **card: Any) -> Any:
-    """A worker made by hand from handlers."""
+    """Return a worker made by hand from handlers."""
     lease = await house.discovery.lease()
     if generate is not None:
         await house.transport.serve(lease.id, GENERATE, generate)
@@ -298,10 +298,10 @@ class Grip(Source):
     paused = False
 
     async def aclose(self) -> None:
-        """Nothing to end."""
+        """End nothing."""
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Stop nothing."""
 
     def pause(self) -> None:
         self.paused = True

@@ -81,7 +81,7 @@ def number_of(worker: Worker) -> int:
 
 
 async def tell(house: Any, worker: Worker, state: str | None = None) -> WorkerStateReport:
-    """Asks a worker as a frontend does; returns once the house goes by its answer."""
+    """Ask a worker as a frontend does; return once the house goes by its answer."""
     assert worker.instance is not None
     number = number_of(worker)
     (report,) = await house.caller(worker.instance, WORKER_STATE, WorkerStateRequest(state), timeout=10)
@@ -176,7 +176,7 @@ async def test_a_pair_without_a_half_in_service_says_which(house: Any, role: str
 
 
 async def busy_pair(house: Any) -> tuple[Worker, Worker, asyncio.Task[Any], Any]:
-    """A request that waits for a decode worker: one is cordoned, the other full. And what runs on the other."""
+    """Return a request that waits for a decode worker: one is cordoned, the other full. And what runs on the other."""
     await workers(house, "p", disaggregation_mode=PREFILL)
     full, cordoned = await workers(house, "full", "cordoned", disaggregation_mode=DECODE, limits=ONE_AT_A_TIME)
     await house.until(lambda: not house.model().missing_roles)

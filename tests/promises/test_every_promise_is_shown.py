@@ -39,7 +39,7 @@ OTHERWISE = r"`python -m |\]\("
 
 
 def rows(table: str) -> list[list[str]]:
-    """The cells of each promise; the last one has the tests."""
+    """Return the cells of each promise; the last one has the tests."""
     lines = (FOLDER / f"{table}.md").read_text().splitlines()
     found = [
         line.strip("|").split("|")

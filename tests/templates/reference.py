@@ -49,12 +49,12 @@ class Family:
         return family(self.name)
 
     def messages(self, conversation: Conversation) -> list[Message]:
-        """The messages of a conversation in the forms of the family."""
+        """Return the messages of a conversation in the forms of the family."""
         plain = [messages for what, messages in conversation.plain.items() if what in self.cannot]
         return [self._message(message) for message in (plain[0] if plain else conversation.messages)]
 
     def tools(self, conversation: Conversation) -> list[Message] | None:
-        """The tools of a conversation, with all that the template cannot do without."""
+        """Return the tools of a conversation, with all that the template cannot do without."""
         if conversation.tools is None or "bare tools" not in self.cannot:
             return None if conversation.tools is None else list(conversation.tools)
         least = {"description": "", "parameters": {"type": "object", "properties": {}}}

@@ -84,7 +84,7 @@ class Site(Protocol):
 
 @pytest.fixture
 def fleet(site: Site) -> Site:
-    """Installs the kind `launcher` with its owner, and one launcher."""
+    """Install the kind `launcher` with its owner, and one launcher."""
     kinds = {
         "launcher": "fake_fleet:Launcher",
         "launcher.kit": "fake_fleet:check",
@@ -111,7 +111,7 @@ def test_declaring_a_kind_imports_nothing(fleet: Site) -> None:
 
 
 async def start_fleet(folder: Path, launcher: str) -> tuple[Any, Mapping[str, str]]:
-    """Runs a process with the extension; gives the extension and the failures of extensions."""
+    """Run a process with the extension; give the extension and the failures of extensions."""
     (folder / "config.yaml").write_text(CONFIG.replace("LAUNCHER", launcher))
     async with Application(load_settings(folder / "config.yaml", env={})) as application:
         await application.start()

@@ -65,7 +65,7 @@ def brought(name: str, found: set[str] | None = None) -> set[str]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of links to core and the distributions that it brings."""
+    """Return a folder of links to core and the distributions that it brings."""
     folder = tmp_path_factory.mktemp("alone")
     (folder / "dynamo_core").symlink_to(CORE / "dynamo_core")
     for name in brought("dynamo-core"):

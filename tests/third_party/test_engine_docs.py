@@ -40,7 +40,7 @@ class Step:
 
 
 def renamed(text: str) -> str:
-    """The text with a name that nobody has installed, so that an engine made by following the page is not met."""
+    """Return the text with a name that is not installed, so that no engine made from the page is met."""
     return text.replace("shout", "bongo7").replace("Shout", "Bongo7")
 
 
@@ -97,7 +97,7 @@ class Reader:
         target.write_text(text)
 
     def type(self, commands: str) -> None:
-        """Types commands, and waits for their end, or until the server that they start is ready."""
+        """Type commands, and wait for their end or until the server that they start is ready."""
         text = commands.replace("127.0.0.1:8000", f"127.0.0.1:{self._port}").strip()
         ready = next((words for start, words in READY.items() if text.startswith(start)), None)
         if ready is not None:
@@ -121,7 +121,7 @@ class Reader:
         self._folder = Path(where.read_text().strip())
 
     def compare(self, shown: str) -> None:
-        """What was printed has a line with each shown piece, where … stands for anything.
+        """Assert that the output has a line with each shown piece, where … stands for anything.
 
         A worker that has just begun may not be known yet, so requests are made again for a while.
         """
@@ -134,7 +134,7 @@ class Reader:
             self.type(self.last)
 
     def end_all(self) -> None:
-        """Ctrl-C in every terminal, the last one first."""
+        """Press Ctrl-C in every terminal, the last one first."""
         while self._running:
             server = self._running.pop()
             assert server.end() == 0, server.log

@@ -31,18 +31,18 @@ PAGE = "".join((REPOSITORY / "docs" / page).read_text() for page in PAGES)
 
 
 def snippets() -> list[tuple[str, str]]:
-    """The snippets that are whole files, with their paths, in the order of the page."""
+    """Return the snippets that are whole files, with their paths, in the order of the page."""
     return re.findall(r"```\w+\n# file: (\S+)\n(.*?)```", PAGE, re.DOTALL)
 
 
 def renamed(text: str) -> str:
-    """The text with names that nobody has installed, so that a plugin made by following the page is not met."""
+    """Return the text with names that nobody has installed, so that a plugin made by following the page is not met."""
     return text.replace("hello", "okapi7").replace("counter", "quagga7")
 
 
 @pytest.fixture
 def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The files of the page on disk, the last of each name, installed as their manifests say."""
+    """Yield the files of the page on disk, the last of each name, installed as their manifests say."""
     _write(tmp_path, snippets())
     for project in ("okapi7", "quagga7"):
         _install(tmp_path / project)

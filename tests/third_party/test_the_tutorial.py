@@ -24,7 +24,7 @@ KITS = re.findall(r"^dynamo (conformance .*)$", PAGE, re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the page, which their owner alone may write, whatever the umask is."""
+    """Return the files of the page, which their owner alone may write, whatever the umask is."""
     folder = tmp_path_factory.mktemp("tutorial")
     for name, text in FILES.items() | {("serve.yaml", "".join(CONFIGS))}:
         path = folder / name
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def output_after(command: str) -> str:
-    """What the page shows below a command."""
+    """Return what the page shows below a command."""
     return PAGE.split(f"```sh\n{command}```\n\n```")[1].split("\n", 1)[1].split("```")[0]
 
 
@@ -101,6 +101,6 @@ def total(server: Server, command: str) -> dict[str, Any]:
 
 
 def said(server: Server, command: str) -> str:
-    """What a command of the page prints, sent to the port of this server."""
+    """Return what a command of the page prints, sent to the port of this server."""
     words = ["bash", "-c", command.replace("http://127.0.0.1:8000", server.url)]
     return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout

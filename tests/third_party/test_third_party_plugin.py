@@ -59,7 +59,7 @@ class Installed:
         return kept | {"PYTHONUNBUFFERED": "1"}
 
     def run(self, *command: str | Path) -> str:
-        """Runs a script of the environment, outside the tree, and returns what it printed."""
+        """Run a script of the environment, outside the tree, and return what it printed."""
         return _run(self.folder / "bin" / command[0], *command[1:], cwd=self.folder, env=self.environment)
 
 
@@ -70,7 +70,7 @@ def _run(*command: str | Path, cwd: Path | None = None, env: dict[str, str] | No
 
 
 def _link_libraries(folder: Path) -> None:
-    """Fills `folder` with links to the installed libraries, without anything of this project."""
+    """Fill `folder` with links to the installed libraries, without anything of this project."""
     folder.mkdir()
     for item in Path(sysconfig.get_path("purelib")).iterdir():
         if not item.name.startswith(("dynamo", "_editable_impl", "__editable__", "__pycache__")):
@@ -103,7 +103,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 @contextmanager
 def serving(installed: Installed, deadline: float) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Runs ``dynamo serve`` on a free port; gives its address and the process, which is ended in any case."""
+    """Run ``dynamo serve`` on a free port; give its address and the process, which is ended in any case."""
     process = subprocess.Popen(
         [installed.folder / "bin" / "dynamo", "serve", installed.config, "--http-port", "0"],
         cwd=installed.folder,

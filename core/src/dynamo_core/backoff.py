@@ -11,20 +11,20 @@ FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 
 
 def jitter(seconds: float, least: float = 0.5, most: float = 1.5) -> float:
-    """A random time between two multiples of `seconds`."""
+    """Return a random time between two multiples of `seconds`."""
     # No cryptography: it only spreads the processes over the time.
     return seconds * (least + (most - least) * random.random())  # noqa: S311
 
 
 def pauses(first: float, last: float, *, least: float = 0.5, most: float = 1.5) -> Iterator[float]:
-    """The pauses before each further attempt: doubled each time, up to `last`, and jittered as `jitter` does."""
+    """Yield the pauses before each further attempt: doubled each time, up to `last`, and jittered as `jitter` does."""
     while True:
         yield jitter(min(first, last), least, most)
         first = min(2 * first, last)
 
 
 class Backoff:
-    """Pauses between the tries of one request: doubled each time, up to so many seconds in all.
+    """Pauses between the tries of one request: doubled each time, up to a total in seconds.
 
     The time counts from the making, or, if not `started`, from the first pause.
     """
@@ -37,7 +37,7 @@ class Backoff:
         self._pause = FIRST_PAUSE
 
     async def pause(self) -> bool:
-        """Waits before the next try; False at once if that would take too long."""
+        """Wait before the next try; False at once if that would take too long."""
         now = asyncio.get_running_loop().time()
         if self._until is None:
             self._until = now + self._seconds

@@ -79,7 +79,7 @@ class _Encrypted(Exception):
 def client_context(
     tls: ClientTls, setting: str, *, only_ca: bool = False, minimum: ssl.TLSVersion = MINIMUM
 ) -> ssl.SSLContext:
-    """What encrypted connections are made with. Reads the files: for a thread, or at the start.
+    """Return what encrypted connections are made with. Read the files: for a thread, or at the start.
 
     Args:
         tls: the files.
@@ -105,7 +105,7 @@ def client_context(
 
 
 def load_authorities(context: ssl.SSLContext, path: Path, setting: str) -> None:
-    """Trusts the certificates that the authorities in a file have signed.
+    """Trust the certificates that the authorities in a file have signed.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -122,7 +122,7 @@ def load_authorities(context: ssl.SSLContext, path: Path, setting: str) -> None:
 
 
 def load_own(context: ssl.SSLContext, cert: Path, key: Path, setting: str) -> None:
-    """Loads this process's certificate; `setting` is the one that holds `cert` and `key`.
+    """Load this process's certificate; `setting` is the one that holds `cert` and `key`.
 
     Raises:
         ConfigError: the files cannot be used, do not belong together, or the certificate is not valid now.
@@ -142,7 +142,9 @@ def load_own(context: ssl.SSLContext, cert: Path, key: Path, setting: str) -> No
 
 
 def server_context(tls: ServerTls, setting: str) -> ssl.SSLContext | None:
-    """The context of a listener, or None if it has no certificate. `setting` is where `tls` stands, for messages.
+    """Return the context of a listener, or None if it has no certificate.
+
+    `setting` is where `tls` stands, for messages.
 
     Raises:
         ConfigError: a file cannot be read or used, or the certificate is not valid now; the message names the key and
@@ -263,7 +265,7 @@ def _load_pair(context: ssl.SSLContext, setting: str, cert: str, key: str | None
 
 
 def _has_certificate(path: str) -> bool:
-    """Whether a file holds certificates, whatever else is wrong."""
+    """Return whether a file holds certificates, whatever else is wrong."""
     try:
         ssl.create_default_context(cafile=path)
     except (ssl.SSLError, OSError):

@@ -1,4 +1,4 @@
-"""Every error of the framework, as one tree, and the one table of what API clients see of each.
+"""Every error of the framework as one tree, and the one table of the errors that API clients see.
 
 ::
 
@@ -42,7 +42,7 @@ import msgspec
 
 
 class WireError(msgspec.Struct, omit_defaults=True, frozen=True):
-    """An error as it travels: its kind, its message and the chain of what caused it, nearest first."""
+    """An error in transit: its kind, its message and its chain of causes, nearest first."""
 
     kind: str
     message: str
@@ -77,7 +77,7 @@ class DynamoError(Exception):
 
 
 class ConfigError(DynamoError):
-    """The set-up is wrong. The message is one line: where, what, and how to mend it."""
+    """The set-up is wrong. The message is one line with place, fault and remedy."""
 
     kind = "ConfigError"
 
@@ -349,7 +349,7 @@ _NO_HEADERS: Mapping[str, str] = {}
 
 
 class HttpRow(NamedTuple):
-    """What an error becomes at every HTTP door."""
+    """The HTTP form of an error, the same for every API."""
 
     status: int
     #: The `error_type` label of request metrics, and the `class` label of failures.
@@ -422,7 +422,7 @@ _TYPES = {
 
 
 def error_type(status: int) -> str:
-    """The `type` of an error with this HTTP status."""
+    """Return the `type` of an error with this HTTP status."""
     return _TYPES.get(status) or ("invalid_request_error" if status < 500 else "server_error")
 
 
@@ -454,7 +454,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def problem_of(error: BaseException, overload_status: int | None = None) -> Problem:
-    """What a client is told of an error. Details that are not meant for clients are left out.
+    """Return what a client is told of an error. Details that are not meant for clients are left out.
 
     `overload_status` is that of a request which is refused for load; without it the table's.
     """
@@ -489,7 +489,7 @@ def problem_of(error: BaseException, overload_status: int | None = None) -> Prob
 
 
 def _limit_headers(limits: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Limits as headers, without what no header can hold."""
+    """Yield limits as headers, without what no header can hold."""
     for name, value in limits.items():
         if name in LIMITS and value.isascii() and value.isprintable():
             yield f"{LIMIT_HEADER}{name}", value
@@ -510,7 +510,7 @@ MAX_CAUSES = 8
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what caused it, nearest first, at most `MAX_CAUSES` deep."""
+    """Yield the error and what caused it, nearest first, at most `MAX_CAUSES` deep."""
     current: BaseException | None = error
     for _ in range(MAX_CAUSES + 1):
         if current is None:
@@ -520,30 +520,30 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def chain_has(error: BaseException, *types: type[BaseException]) -> bool:
-    """Whether the error, or anything that caused it, is one of the given types."""
+    """Return whether the error, or anything that caused it, is one of the given types."""
     return any(isinstance(link, types) for link in chain(error))
 
 
 def retryable(error: BaseException) -> bool:
-    """Whether another worker may do what this one refused or failed to do."""
+    """Return whether another worker may do what this one refused or failed to do."""
     return isinstance(error, (*LOST_WORKER, WorkerOverloaded)) and not chain_has(error, InvalidArgument, Cancelled)
 
 
 def blames_worker(error: BaseException) -> bool:
-    """Whether a failure says that its worker will not do for other requests either, rather than for this one."""
+    """Return whether a failure says that its worker will not do for other requests either, rather than for this one."""
     if isinstance(error, BackendError):
         return isinstance(error, EngineShutdown)
     return isinstance(error, LOST_WORKER) and not isinstance(error, StreamIncomplete)
 
 
 def lost_on_the_wire(error: BaseException) -> bool:
-    """Whether a failure is one of the wire to a worker, so that the same worker may do once it is reached again."""
+    """Return whether a failure is one of the wire to a worker, which may serve once it is reached again."""
     wire = (CannotConnect, ConnectionTimeout, Disconnected, StreamIncomplete)
     return isinstance(error, wire) and not isinstance(error, BackendError)
 
 
 def as_backend_error(error: BaseException) -> DynamoError:
-    """What an engine raised, as an error of this tree: a `DynamoError` as it is, anything else as Backend(Unknown)."""
+    """Return the error for an exception of an engine: a `DynamoError` as it is, anything else as Backend(Unknown)."""
     if isinstance(error, DynamoError):
         return error
     name, text = type(error).__name__, str(error)
@@ -551,7 +551,7 @@ def as_backend_error(error: BaseException) -> DynamoError:
 
 
 def to_wire(error: BaseException) -> WireError:
-    """The error in the form that travels. Foreign exceptions become kind ``Unknown``."""
+    """Return the error in the form that travels. Foreign exceptions become kind ``Unknown``."""
     links = [WireError(_kind_of(link), str(link)) for link in chain(error)]
     head = links[0]
     return WireError(
@@ -565,7 +565,10 @@ def to_wire(error: BaseException) -> WireError:
 
 
 def from_wire(wire: WireError) -> DynamoError:
-    """The error that `to_wire` was given, with its type and chain of causes; an unknown kind becomes `Unknown`."""
+    """Return the error that `to_wire` was given, with its type and chain of causes.
+
+    An unknown kind becomes `Unknown`.
+    """
     error = _build(wire)
     current = error
     for link in wire.causes[:MAX_CAUSES]:

@@ -1,4 +1,4 @@
-"""Packages that show the names of their modules and import each module when one of its names is first used.
+"""Lazy imports: a package shows the names of its modules and imports each module on the first use of a name.
 
 The names stand once, in the package's stub ``__init__.pyi``: type checkers read it, and so does `exports`.
 """
@@ -17,7 +17,7 @@ _NAME = re.compile(r"(\w+) as \1\b")
 
 
 def exports(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of the package whose ``__init__.py`` is `file`."""
+    """Return `__getattr__`, `__dir__` and `__all__` of the package whose ``__init__.py`` is `file`."""
     stub = Path(file).with_suffix(".pyi").read_text(encoding="utf-8")
     homes = {name: module for module, names in _IMPORT.findall(stub) for name in _NAME.findall(names)}
 

@@ -15,7 +15,7 @@ class LoopThread:
     """Runs coroutines for other loops. Starts with the first; a daemon, so that a process that fails is not held up."""
 
     def __init__(self, name: str, closing: Callable[[], Awaitable[None]]) -> None:
-        """`closing` is what the thread does at its end, when nothing else runs in it."""
+        """Take `closing` as the end of the thread's work, when nothing else runs in it."""
         self._name = name
         self._closing = closing
         self._lock = threading.Lock()
@@ -26,7 +26,7 @@ class LoopThread:
         self._stopped = False
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine in the thread; if the caller is cancelled, so is the work.
+        """Run a coroutine in the thread; if the caller is cancelled, so is the work.
 
         Raises:
             ValueError: the thread has been stopped.
@@ -47,7 +47,7 @@ class LoopThread:
             raise
 
     def stop(self, timeout: float) -> None:
-        """Cancels what runs, ends the thread and waits up to `timeout` seconds for it.
+        """Cancel what runs, end the thread and wait up to `timeout` seconds for it.
 
         Safe twice, and without `run`.
         """

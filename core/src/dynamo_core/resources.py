@@ -1,4 +1,4 @@
-"""What is started and closed: one shape for all of it, and a stack that closes parts in the reverse order."""
+"""Resources with a start and a close, and a stack that closes its parts in the reverse order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class AsyncResource(ABC):
-    """Something that holds what must be given back. ``async with`` closes it at the end."""
+    """A resource that must be released. ``async with`` closes it at the end."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class AsyncResource(ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Gives back all that it holds. Safe twice, and without `start`."""
+        """Give back all that it holds. Safe twice, and without `start`."""
 
 
 ResourceT = TypeVar("ResourceT", bound=AsyncResource)
@@ -50,12 +50,12 @@ class ClosingStack(AsyncResource):
         self.stage = ""
 
     def enter(self, resource: ResourceT) -> ResourceT:
-        """Takes a part in before it is started, so that one whose start fails is closed too."""
+        """Take a part in before it is started, so that one whose start fails is closed too."""
         self.push(f"close its {type(resource).__name__}", resource.aclose)
         return resource
 
     def push(self, what: str, step: Callable[[], Awaitable[None]]) -> None:
-        """Takes a step of closing in; `what` it does is for the log."""
+        """Take a step of closing in; `what` it does is for the log."""
 
         async def take(*_: object) -> None:
             try:
@@ -71,7 +71,7 @@ class ClosingStack(AsyncResource):
         self._stack.push_async_exit(take)
 
     def part(self, stage: str) -> ClosingStack:
-        """A stack within this one. When its turn comes, the log says that closing is at this stage."""
+        """Return a stack within this one. When its turn comes, the log says that closing is at this stage."""
         part = self.enter(ClosingStack(self._owner))
 
         async def say() -> None:
@@ -82,5 +82,5 @@ class ClosingStack(AsyncResource):
         return part
 
     async def aclose(self) -> None:
-        """Takes every step. Safe twice."""
+        """Take every step. Safe twice."""
         await self._stack.aclose()

@@ -28,7 +28,7 @@ class FileName:
 
     @classmethod
     def parse(cls, name: str) -> FileName | None:
-        """The parts of the name; None if it is the name of an installed plugin."""
+        """Return the parts of the name; None if it is the name of an installed plugin."""
         match = _NAME.fullmatch(name)
         return None if match is None else cls(match["file"], match["class_name"] or "")
 
@@ -47,7 +47,7 @@ class PluginFiles:
     status: os.stat_result | None = None
 
     def locate(self, name: str) -> Path:
-        """The absolute path of the file that a name stands for.
+        """Return the absolute path of the file that a name stands for.
 
         Raises:
             ConfigError: the config file does not hold the name, or others than its owner may write to it.
@@ -69,7 +69,7 @@ NO_FILES = PluginFiles()
 
 
 def names_in(value: object) -> frozenset[str]:
-    """Every text in a tree of mappings and lists that is the name of a file."""
+    """Return every text in a tree of mappings and lists that is the name of a file."""
     if isinstance(value, dict):
         return frozenset().union(*map(names_in, value.values()))
     if isinstance(value, list):
@@ -78,7 +78,7 @@ def names_in(value: object) -> frozenset[str]:
 
 
 def read_trusted(path: Path) -> bytes:
-    """What a plugin's file holds. The file that is checked is the one that is read.
+    """Return what a plugin's file holds. The file that is checked is the one that is read.
 
     Raises:
         ConfigError: it cannot be read, or others than its owner may write to it.
@@ -94,7 +94,7 @@ def read_trusted(path: Path) -> bytes:
 
 
 def foreign_fault(status: os.stat_result) -> str | None:
-    """Why another user could have written a file, and the remedy; None if none could."""
+    """Return why another user could have written a file, and the remedy; None if none could."""
     user = os.geteuid()
     if status.st_uid not in (0, user):
         return (

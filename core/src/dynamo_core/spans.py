@@ -50,19 +50,19 @@ class Span:
         return TraceLink(self.context.trace_id, self.context.span_id)
 
     def set_attribute(self, key: str, value: Value) -> None:
-        """Sets one attribute; the last value stands."""
+        """Set one attribute; the last value stands."""
 
     def set_attributes(self, attributes: Attributes) -> None:
-        """Sets several attributes."""
+        """Set several attributes."""
 
     def set_error(self, text: str) -> None:
-        """Sets the status to error; `text` says why."""
+        """Set the status to error; `text` says why."""
 
     def add_link(self, link: TraceLink) -> None:
-        """Refers to a span that came before; a link that names none is left out."""
+        """Refer to a span that came before; a link that names none is left out."""
 
     def end(self) -> None:
-        """Ends the span. Later changes are lost. Safe twice; leaving the span does it."""
+        """End the span. Later changes are lost. Safe twice; leaving the span does it."""
 
     def __enter__(self) -> Span:
         self._token = tracing.current.set(self.context)
@@ -76,7 +76,7 @@ class Span:
         self.end()
 
     def _leave(self) -> bool:
-        """Makes the span before current again; False if this is another context than the one that entered."""
+        """Make the span before current again; False if this is another context than the one that entered."""
         token, self._token = self._token, None
         try:
             if token is not None:
@@ -94,13 +94,16 @@ _recorder: Recorder | None = None
 
 
 def set_recorder(recorder: Recorder | None) -> None:
-    """Spans opened from now on are recorded, or no longer. For `dynamo_runtime.telemetry.export`, and tests."""
+    """Record spans opened from now on, or no longer. For `dynamo_runtime.telemetry.export`, and tests."""
     global _recorder
     _recorder = recorder
 
 
 def recorded() -> bool:
-    """Whether spans opened now may be recorded. Without it, spans that serve no other purpose need not be opened."""
+    """Return whether spans opened now may be recorded.
+
+    Without it, spans that serve no other purpose need not be opened.
+    """
     return _recorder is not None
 
 
@@ -112,7 +115,7 @@ def start_span(
     links: Sequence[TraceLink] = (),
     parent: TraceContext | None = None,
 ) -> Span:
-    """Opens a span: ``with start_span("tokenize") as span: …``, or keep it and call `Span.end`.
+    """Open a span, to be used in a ``with`` statement or ended by `Span.end`.
 
     It is a child of `parent`, the context of a span elsewhere; without one, of the current span; without that, the root
     of a new trace. A span below one that is not sampled is not recorded.
@@ -125,7 +128,7 @@ def start_span(
 
 
 def describe(error: BaseException) -> str:
-    """An error as the text of a status."""
+    """Return an error as the text of a status."""
     name = error.kind if isinstance(error, DynamoError) else type(error).__name__
     text = str(error)
     return (f"{name}: {text}" if text else name)[:MAX_ERROR]

@@ -1,4 +1,4 @@
-"""How a process that starts waits for a store or another server, and finds out that another service has its port."""
+"""Waits of a starting process for a store or another server, and the error when its port is taken."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ QUESTION = b"PING\r\n\r\n"
 
 
 def waitable(error: CannotConnect) -> ConfigError | None:
-    """The `hopeless` of an attempt that raises `ConfigError` itself where waiting would not help."""
+    """Return the `hopeless` of an attempt that raises `ConfigError` itself where waiting would not help."""
     return None
 
 
@@ -40,7 +40,7 @@ async def wait_for_store(
     what: str = "discovery",
     tell: Callable[[str], object] = str,
 ) -> T:
-    """Returns what `try_out` does, once it does.
+    """Return what `try_out` does, once it does.
 
     Args:
         try_out: asks the server for everything that will be needed; raises a `DynamoError` if it is not there.
@@ -78,7 +78,7 @@ async def wait_for_store(
 
 
 async def read_greeting(host: str, port: int) -> bytes:
-    """How a service begins: its greeting, or its answer to a line of text. Empty if it is silent or not there.
+    """Return how a service begins: its greeting, or its answer to a line of text. Empty if it is silent or not there.
 
     A server that is starting, or a proxy with nothing behind it, says nothing; it is worth waiting for.
     """
@@ -101,5 +101,5 @@ async def read_greeting(host: str, port: int) -> bytes:
 
 
 def quote_greeting(words: bytes) -> str:
-    """The first line of it, for an error message."""
+    """Return the first line of it, for an error message."""
     return repr(words.split(b"\r\n", 1)[0])[1:]

@@ -31,7 +31,7 @@ class TaskSet(AsyncResource):
         return len(self._tasks)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T], *, name: str, context: Context | None = None) -> asyncio.Task[T]:
-        """Runs a coroutine as a task of this set, in a copy of the present context unless another one is given."""
+        """Run a coroutine as a task of this set, in a copy of the present context unless another one is given."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._done)
@@ -43,14 +43,14 @@ class TaskSet(AsyncResource):
             log.error("task %s failed", task.get_name(), exc_info=error)
 
     async def join(self, timeout: float) -> bool:
-        """Waits up to `timeout` seconds for all tasks to end by themselves; whether they did."""
+        """Wait up to `timeout` seconds for all tasks to end by themselves; whether they did."""
         if not self._tasks:
             return True
         _, pending = await asyncio.wait(self._tasks, timeout=timeout)
         return not pending
 
     async def aclose(self) -> None:
-        """Cancels all tasks and returns when each has ended. A task may close the set it runs in.
+        """Cancel all tasks and return when each has ended. A task may close the set it runs in.
 
         One that goes on is cancelled again: up to Python 3.11 `asyncio.wait_for`, which libraries use, forgets that it
         was cancelled if what it waits for ends in the same moment.

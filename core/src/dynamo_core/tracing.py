@@ -31,7 +31,7 @@ _bits = random.Random().getrandbits  # noqa: S311
 
 
 class TraceContext(msgspec.Struct, frozen=True, gc=False):
-    """Where in which trace we are: 32 and 16 hex digits, whether it is recorded, and vendors' state as it came."""
+    """A position in a trace: 32 and 16 hex digits, the sampling decision, and vendors' state as it came."""
 
     trace_id: str
     span_id: str
@@ -40,12 +40,12 @@ class TraceContext(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def new(cls, *, sampled: bool = True) -> TraceContext:
-        """The root of a new trace."""
+        """Return the root of a new trace."""
         return cls(f"{_bits(128) or 1:032x}", f"{_bits(64) or 1:016x}", sampled)
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> TraceContext | None:
-        """The caller's context from headers with lower-case names; None if there is none or it is invalid.
+        """Return the caller's context from headers with lower-case names; None if there is none or it is invalid.
 
         An invalid `tracestate` is left out and does not harm the rest.
         """
@@ -61,11 +61,11 @@ class TraceContext(msgspec.Struct, frozen=True, gc=False):
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
     def child(self) -> TraceContext:
-        """A new span in the same trace."""
+        """Return a new span in the same trace."""
         return TraceContext(self.trace_id, f"{_bits(64) or 1:016x}", self.sampled, self.tracestate)
 
     def to_headers(self) -> dict[str, str]:
-        """The headers that make the receiver a child of this span."""
+        """Return the headers that make the receiver a child of this span."""
         headers = {TRACEPARENT: self.traceparent}
         if self.tracestate:
             headers[TRACESTATE] = self.tracestate
@@ -77,7 +77,10 @@ current: ContextVar[TraceContext | None] = ContextVar("dynamo_trace", default=No
 
 
 def parse_traceparent(value: str) -> TraceContext | None:
-    """The context in a `traceparent` header, or None if it is not one. Later versions are read as far as they agree."""
+    """Return the context in a `traceparent` header, or None if it is not one.
+
+    Later versions are read as far as they agree.
+    """
     match = _TRACEPARENT.fullmatch(value.strip(" \t"))
     if match is None:
         return None
@@ -88,7 +91,7 @@ def parse_traceparent(value: str) -> TraceContext | None:
 
 
 def parse_tracestate(value: str) -> str:
-    """The `tracestate` header without blanks and empty members, or an empty text if any part of it is invalid."""
+    """Return the `tracestate` header without blanks and empty members; empty if any part of it is invalid."""
     if not value or len(value) > _MAX_STATE:
         return ""
     members: dict[str, str] = {}
@@ -107,7 +110,10 @@ def parse_tracestate(value: str) -> str:
 
 
 def get_distributed_tracing_context() -> dict[str, str]:
-    """The current span: `trace_id`, `span_id`, `trace_flags` and, if any, `tracestate`; empty outside a request."""
+    """Return the current span: `trace_id`, `span_id`, `trace_flags` and, if any, `tracestate`.
+
+    Empty outside a request.
+    """
     context = current.get()
     if context is None:
         return {}
@@ -122,7 +128,7 @@ def get_distributed_tracing_context() -> dict[str, str]:
 
 
 def inject_trace_headers_into_map(headers: MutableMapping[str, str]) -> None:
-    """Adds the headers of the current context, if there is one, to `headers`."""
+    """Add the headers of the current context, if there is one, to `headers`."""
     context = current.get()
     if context is not None:
         headers.update(context.to_headers())

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "engine-contract.md")
 
 
 def first_cells(heading: str) -> list[str]:
-    """The first cells of the first table below a heading, without its head."""
+    """Return the first cells of the first table below a heading, without its head."""
     section = re.split(rf"^#+ {re.escape(heading)}$", PAGE, flags=re.MULTILINE)[1]
     lines = re.split(r"^#+ ", section, flags=re.MULTILINE)[0].split("| --- |", 1)[1].split("\n\n")[0].splitlines()[1:]
     return [line.strip("| ").split(" | ")[0] for line in lines]

@@ -69,7 +69,7 @@ class Bench:
         return call
 
     async def start_and_watch_its_end(self) -> tuple[ServedCall, list[bool]]:
-        """A call whose handler goes on after its first item, and whether it was told to stop when it was closed."""
+        """Return a call whose handler goes on after its first item, and whether a close told it to stop."""
         stopped_at_close: list[bool] = []
 
         async def generate(ctx: ServedContext) -> AsyncGenerator[Any, None]:
@@ -84,7 +84,7 @@ class Bench:
         return call, stopped_at_close
 
     async def end(self, call: ServedCall) -> list[Any]:
-        """All that was told, once the call has ended."""
+        """Return all that was told, once the call has ended."""
         await asyncio.wait_for(call.wait(), DEADLINE)
         await asyncio.wait_for(self.stream.has_ended.wait(), DEADLINE)
         return self.stream.told

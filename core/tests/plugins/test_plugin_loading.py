@@ -15,7 +15,7 @@ class Site(Protocol):
 
 
 def refusal(kind: str, name: str) -> str:
-    """The message with which a plugin is refused, checked to be one line."""
+    """Return the message with which a plugin is refused, checked to be one line."""
     with pytest.raises(PluginError) as refused:
         PluginLoader().load(kind, name)
     message = str(refused.value)

@@ -93,7 +93,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Iterator[Write]:
-    """Writes a file that its owner alone may write, into a folder that is not the working directory."""
+    """Write a file that its owner alone may write, into a folder that is not the working directory."""
     before = set(sys.modules)
 
     def written(name: str, text: str) -> Path:

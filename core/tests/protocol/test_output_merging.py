@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[LLMEngineOutput]:
-    """Valid streams: one to three choices, each with one terminal, last; log-probabilities for all tokens or none."""
+    """Return valid streams: one to three choices, each with one terminal, last.
+
+    Log-probabilities for all tokens or none.
+    """
     with_logprobs = draw(st.booleans())
     with_text = draw(st.booleans())
     choices = draw(st.integers(1, 3))
@@ -48,7 +51,7 @@ def merged_in_parts(items: list[LLMEngineOutput], cuts: list[int]) -> list[LLMEn
 
 
 def told(items: list[LLMEngineOutput]) -> dict[int, object]:
-    """All that a client learns from a stream, by choice."""
+    """Return all that a client learns from a stream, by choice."""
     result: dict[int, object] = {}
     for index in sorted({item.index for item in items}):
         own = [item for item in items if item.index == index]

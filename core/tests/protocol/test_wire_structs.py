@@ -23,7 +23,7 @@ floats = st.floats(allow_nan=False)
 
 
 def struct_strategy(struct: type[Any]) -> st.SearchStrategy[Any]:
-    """Values of a struct, each field drawn for its type."""
+    """Return values of a struct, each field drawn for its type."""
     fields = {
         field.name: type_strategy(msgspec.inspect.type_info(field.type)) for field in msgspec.structs.fields(struct)
     }

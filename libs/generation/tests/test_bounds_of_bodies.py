@@ -32,7 +32,7 @@ SOUP = st.lists(st.sampled_from([b'"', b"\\", b"[", b"]", b"{", b"}", b",", b":"
 
 @contextmanager
 def small(piece: int) -> Iterator[None]:
-    """Bounds that a short text passes, and pieces of a few bytes."""
+    """Yield bounds that a short text passes, and pieces of a few bytes."""
     with pytest.MonkeyPatch.context() as patch:
         for name, most in BOUNDS.items():
             patch.setattr(bounds, name, most)
@@ -167,14 +167,14 @@ ENDS = [b"", b"[" * 101, b'","a":1}', b"]}", b"NaN]}"]
 
 
 def cost(body: bytes) -> float:
-    """The seconds of processor time that refusing or reading it takes."""
+    """Return the seconds of processor time that refusing or reading it takes."""
     begun = time.process_time()
     verdict(body, parse_object)
     return time.process_time() - begun
 
 
 def is_linear(once: bytes, twice: bytes) -> bool:
-    """Whether the second costs about twice the first. Other work on the machine may spoil a try."""
+    """Return whether the second costs about twice the first. Other work on the machine may spoil a try."""
     # The sum allows for the first share, which is what any call takes.
     return any(cost(twice) <= 3 * cost(once) + 0.002 for _ in range(5))
 

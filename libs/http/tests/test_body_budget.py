@@ -79,7 +79,7 @@ async def listener(handler: Handler) -> AsyncIterator[Listener]:
 
 
 async def post(listener: Listener, body: bytes, *lines: str, path: str = "/work") -> tuple[int, bytes]:
-    """The status and the answer, with its header."""
+    """Return the status and the answer, with its header."""
     head = [f"POST {path} HTTP/1.1", "host: x", "connection: close", f"content-length: {len(body)}", *lines]
     answer = await answer_to(listener, "\r\n".join([*head, "", ""]).encode() + body)
     return int(answer.split(b" ", 2)[1]), answer

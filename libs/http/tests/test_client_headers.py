@@ -22,7 +22,7 @@ KNOWN = Principal(key_id="k", tenant="t")
 
 
 async def told(*headers: tuple[str, str], **settings: Any) -> Principal:
-    """The principal that the handler of a route finds."""
+    """Return the principal that the handler of a route finds."""
     seen: list[Principal] = []
 
     async def handler(http: web.Request) -> web.StreamResponse:

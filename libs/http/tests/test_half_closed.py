@@ -80,7 +80,7 @@ async def connect(listener: Listener, data: bytes, *, half_close: bool = True) -
 
 
 async def received(client: socket.socket, size: int | None = None) -> bytes:
-    """So many bytes, or all until the connection is closed."""
+    """Return so many bytes, or all until the connection is closed."""
     parts, loop = bytearray(), asyncio.get_running_loop()
     async with asyncio.timeout(10):
         while (size is None or len(parts) < size) and (part := await loop.sock_recv(client, size or 1 << 20)):

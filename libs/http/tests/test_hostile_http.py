@@ -86,7 +86,7 @@ def status(answer: bytes) -> int:
 
 
 def told(answer: bytes, code: int) -> dict[str, Any]:
-    """The error of a refusal; it is one of HTTP/1.1 with a JSON body, has an id, and closes the connection."""
+    """Return the error of a refusal; it is one of HTTP/1.1 with a JSON body, has an id, and closes the connection."""
     head, _, body = answer.partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
     headers = {name.lower(): value for name, value in (line.split(b": ", 1) for line in lines)}
@@ -361,7 +361,7 @@ async def test_requests_that_are_sent_without_reading_the_answers_do_not_pile_up
 
 
 def slow_socket(house: House) -> socket.socket:
-    """A connection whose kernel takes little for a client that does not read."""
+    """Return a connection whose kernel takes little for a client that does not read."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect(("127.0.0.1", house.listener.port))

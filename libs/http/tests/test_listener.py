@@ -56,7 +56,7 @@ class Blocker:
         return web.Response(text="done")
 
     async def enter(self, listener: Listener) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """The connection of a request that is in the handler."""
+        """Return the connection of a request that is in the handler."""
         reader, writer = await connect(listener, b"GET /block HTTP/1.1\r\nHost: x\r\n\r\n")
         await self.entered.wait()
         return reader, writer
@@ -135,7 +135,7 @@ async def test_a_request_id_that_cannot_be_one_is_replaced(own: str) -> None:
 
 
 async def said(listener: Listener, request: str) -> tuple[int, dict[str, str]]:
-    """The status and the headers of an answer."""
+    """Return the status and the headers of an answer."""
     head = (await answer_to(listener, request.encode())).partition(b"\r\n\r\n")[0].decode()
     first, *lines = head.split("\r\n")
     return int(first.split()[1]), {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}

@@ -62,7 +62,7 @@ async def listener() -> AsyncIterator[Listener]:
 
 
 async def post(listener: Listener, path: str, body: bytes, coding: str, *lines: str, chunked: bool = False) -> bytes:
-    """The whole answer to a body."""
+    """Return the whole answer to a body."""
     framing = "transfer-encoding: chunked" if chunked else f"content-length: {len(body)}"
     if chunked:
         body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
@@ -80,7 +80,7 @@ def told(answer: bytes) -> bytes:
 
 @pytest.fixture
 def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many bytes came out of each piece that was unpacked, by the listener or by the HTTP library."""
+    """Return how many bytes came out of each piece that was unpacked, by the listener or by the HTTP library."""
     sizes: list[int] = []
     original = zlib.decompressobj
 

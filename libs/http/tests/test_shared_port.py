@@ -11,7 +11,7 @@ from dynamo_http.binding import SharedPort
 
 
 def server(port: int, *, share: bool, host: str = "127.0.0.1") -> socket.socket:
-    """A listening socket as a server makes it."""
+    """Return a listening socket as a server makes it."""
     listening = socket.socket()
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -87,7 +87,7 @@ def serving(settings: ServerTls, **options: Any) -> AbstractAsyncContextManager[
 
 
 async def get(listener: Listener, context: ssl.SSLContext | None) -> bytes:
-    """What a client is told until the connection is closed."""
+    """Return what a client is told until the connection is closed."""
     async with asyncio.timeout(5):
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port, ssl=context)
         try:

@@ -21,7 +21,7 @@ PUT, DELETE, SYNCED, STALE, FRESH = (
 
 
 async def nothing() -> None:
-    """A look at a store that tells nothing new."""
+    """Look at a store that has nothing new."""
 
 
 async def read(watch: AsyncGenerator[WatchEvent, None], number: int) -> list[WatchEvent]:

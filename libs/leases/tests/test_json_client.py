@@ -80,7 +80,7 @@ async def test_a_server_that_speaks_no_http_is_told_apart() -> None:
 
 
 async def lines(request: web.Request) -> web.StreamResponse:
-    """Sends two messages in three chunks, and what the path names."""
+    """Send two messages in three chunks, and what the path names."""
     response = web.StreamResponse()
     await response.prepare(request)
     await response.write(b'{"a": 1}\n{"b"')

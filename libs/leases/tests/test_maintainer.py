@@ -83,7 +83,7 @@ class Kept:
                 await self.store.beaten.wait()
 
     async def holds(self, records: dict[str, bytes]) -> None:
-        """Returns once the store has exactly these records of the lease."""
+        """Return once the store has exactly these records of the lease."""
         async with asyncio.timeout(10):
             while self.store.leases.get(7) != records:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)

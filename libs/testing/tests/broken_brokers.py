@@ -36,7 +36,7 @@ PLUGINS = Path(__file__).parents[3] / "plugins"
 
 
 def load(name: str, path: Path) -> ModuleType:
-    """The conftest of other tests."""
+    """Return the conftest of other tests."""
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -88,7 +88,7 @@ class Sound(Extension):
             self.tokens[model] = self.tokens.get(model, 0) + event.record.output_tokens
 
     def store(self) -> None:
-        """Here a database would be written."""
+        """Stand for writing to a database."""
 
 
 class _Kit(Planted, ExtensionKit):

@@ -50,7 +50,7 @@ class Small(ResponseStore):
             raise Unavailable("away")
 
     async def wait(self) -> None:
-        """Where another writer may come between."""
+        """Wait where another writer may come between."""
 
     def holds(self, owner: str, expected: Mapping[str, bytes | None]) -> bool:
         return all(self.live(self.place(owner, key)) == value for key, value in expected.items())

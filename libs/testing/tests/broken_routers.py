@@ -139,7 +139,7 @@ class Sound(Router):
 
 
 def claiming(route: Route, request: RoutingRequest, size: int) -> Route:
-    """The route, as if its worker had the whole prompt in blocks of that many tokens."""
+    """Return the route, as if its worker had the whole prompt in blocks of that many tokens."""
     return Route(route.instance, route.dp_rank, len(request.request.token_ids) // size, route.blocks)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little where a failure is expected, so that the other checks can have plenty on a busy machine."""
+    """Shorten the patience where a failure is expected, so that the other checks can have plenty on a busy machine."""
     part = request.cls
     if hasattr(part, "PATIENCE"):
         hurried, patient = part.PATIENCE

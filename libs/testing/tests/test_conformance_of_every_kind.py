@@ -83,7 +83,7 @@ SOUND = {
 
 
 def conformance(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """The command, run in a folder whose own settings of pytest must not matter."""
+    """Return the command, run in a folder whose own settings of pytest must not matter."""
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     return subprocess.run(
         [sys.executable, "-m", "dynamo_runtime.cli.main", "conformance", *words],
@@ -98,7 +98,7 @@ def conformance(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with broken plugins in one file."""
+    """Return a folder with broken plugins in one file."""
     path = tmp_path / "broken.py"
     path.write_text(BROKEN)
     path.chmod(0o644)

@@ -44,7 +44,7 @@ def test_a_cancelling_context_needs_an_event_loop() -> None:
 
 
 def timers() -> int:
-    """Timers of the running loop that will still fire."""
+    """Return timers of the running loop that will still fire."""
     scheduled = asyncio.get_running_loop()._scheduled  # type: ignore[attr-defined]
     return sum(not timer.cancelled() for timer in scheduled)
 

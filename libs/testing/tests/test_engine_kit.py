@@ -37,7 +37,7 @@ PROMISES = [check.name for check in CHECKS]
 
 
 def timeouts(broken: Any, check: str = "") -> dict[str, Any]:
-    """Those for a broken engine; with `check`, for this check alone."""
+    """Return those for a broken engine; with `check`, for this check alone."""
     given = {f"{what}_timeout": PLENTY for what in ("start", "request", "cancel", "cleanup")}
     if broken.RUNS_OUT and (not check or check in broken.FAILS):
         # In a whole run that time is also all that eight requests at once have.

@@ -51,7 +51,7 @@ class Wire:
             await self.writer.drain()
 
     async def hear(self, count: int = 1) -> list[bytes]:
-        """The next frames."""
+        """Return the next frames."""
         async with asyncio.timeout(WAIT):
             return [await self._frame() for _ in range(count)]
 
@@ -59,12 +59,12 @@ class Wire:
         return await self.reader.readexactly(int.from_bytes(await self.reader.readexactly(4), "big"))
 
     async def rest(self) -> bytes:
-        """All bytes up to the end."""
+        """Return all bytes up to the end."""
         async with asyncio.timeout(WAIT):
             return await self.reader.read()
 
     async def reset(self) -> bool:
-        """Whether the connection ends by being reset."""
+        """Return whether the connection ends by being reset."""
         try:
             await self.rest()
         except ConnectionResetError:
@@ -106,7 +106,7 @@ class Echo:
             writer.close()
 
     async def wire(self, number: int = 0) -> Wire:
-        """The connection that came as this one."""
+        """Return the connection that came as this one."""
         async with asyncio.timeout(WAIT):
             while len(self.wires) <= number:
                 self._news.clear()
@@ -140,7 +140,7 @@ async def proxy(echo: Echo) -> AsyncIterator[FaultProxy]:
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Makes clients that begin with these frames, and closes them at the end."""
+    """Make clients that begin with these frames, and close them at the end."""
     made: list[Wire] = []
 
     async def connect(proxy: FaultProxy, *said: bytes) -> Wire:
@@ -157,7 +157,7 @@ async def connect() -> AsyncIterator[Connect]:
 
 @asynccontextmanager
 async def unheard(wire: Wire) -> AsyncIterator[None]:
-    """Nothing reaches this end, from now on and during the block."""
+    """Yield nothing reaches this end, from now on and during the block."""
     reading = asyncio.ensure_future(wire.reader.read(1))
     yield
     assert not reading.done(), "something was heard"

@@ -23,7 +23,7 @@ def framed(body: bytes, framing: Framing) -> bytes:
 
 @st.composite
 def pieces(draw: st.DrawFn, framing: Framing) -> list[bytes]:
-    """Frames, perhaps one that is cut short, in pieces of any size."""
+    """Return frames, perhaps one that is cut short, in pieces of any size."""
     data = b"".join(framed(body, framing) for body in draw(bodies))
     data = data[: len(data) - draw(st.integers(0, min(len(data), 20)))]
     cuts = sorted(draw(st.sets(st.integers(0, len(data)), max_size=12)))
@@ -75,7 +75,7 @@ def test_bytes_pass_unchanged_in_both_directions(framing: Framing, data: st.Data
 
 
 async def through_a_proxy(framing: Framing, up: list[bytes], down: list[bytes]) -> tuple[bytes, bytes]:
-    """Sends pieces to a server and back at the same time; what arrived there, and here."""
+    """Send pieces to a server and back at the same time; what arrived there, and here."""
     heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def engine_of(page: str, file: str, folder: Path) -> Any:
-    """The class of the engine in a file that a page shows."""
+    """Return the class of the engine in a file that a page shows."""
     shown = re.search(rf"```python\n# file: {re.escape(file)}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     assert shown is not None
     path = folder / "shown_engine.py"

@@ -46,7 +46,7 @@ FILES = [name for names in KITS.values() for name in names]
 
 
 def failures(report: Path) -> dict[str, set[str]]:
-    """The names of the checks that failed, by class."""
+    """Return the names of the checks that failed, by class."""
     failed: dict[str, set[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         of_class = failed.setdefault(case.attrib["classname"].split(".")[-1], set())
@@ -57,7 +57,7 @@ def failures(report: Path) -> dict[str, set[str]]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[subprocess.Popen[str], Path]]]:
-    """Each file run by a pytest of its own, as its author would, all at once: they mostly wait."""
+    """Yield each file run by a pytest of its own, as its author would, all at once: they mostly wait."""
     started = {}
     try:
         for name in FILES:
@@ -78,7 +78,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[s
 
 
 def load(name: str) -> dict[str, Any]:
-    """What a file of broken parts defines."""
+    """Return what a file of broken parts defines."""
     return runpy.run_path(str(HERE / f"{name}.py"))
 
 

@@ -28,7 +28,7 @@ def tiny(tiny_files: dict[str, bytes]) -> HFTokenizer:
 
 @pytest.fixture(scope="session")
 def make_word_tokenizer() -> Callable[[list[str], dict[str, Any] | None], HFTokenizer]:
-    """Makes a tokenizer whose vocabulary is the given strings, with any decoder."""
+    """Make a tokenizer whose vocabulary is the given strings, with any decoder."""
 
     def make(vocabulary: list[str], decoder: dict[str, Any] | None) -> HFTokenizer:
         content = {

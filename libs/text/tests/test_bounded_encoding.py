@@ -40,7 +40,7 @@ MB = 1 << 20
 
 @cache
 def large_vocabulary() -> Library:
-    """A byte-level tokenizer of more than 100,000 entries, with runs of 128 spaces as large vocabularies have them."""
+    """Return a byte-level tokenizer of over 100,000 entries, with runs of 128 spaces as large vocabularies have."""
     alphabet = [*sorted(pre_tokenizers.ByteLevel.alphabet())]
     merges: list[tuple[str, str]] = []
     tokens = dict.fromkeys(["<s>", *alphabet])
@@ -141,7 +141,7 @@ def test_the_bound_holds_for_every_usual_kind(kind: str, text: str) -> None:
 
 
 def words() -> Library:
-    """A tokenizer to which any word but a letter is one unknown token."""
+    """Return a tokenizer to which any word but a letter is one unknown token."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     library = Library(models.WordLevel({char: number for number, char in enumerate(["<s>", *alphabet])}, "<s>"))
     library.pre_tokenizer = byte_level()

@@ -15,7 +15,7 @@ ids_with_strangers = st.lists(st.integers(-3, 300) | st.sampled_from([2**31, 2**
 
 
 def chunked(ids: list[int], cuts: list[int]) -> list[list[int]]:
-    """`ids` in pieces, some of them empty."""
+    """Return `ids` in pieces, some of them empty."""
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     return [[], *(ids[start:end] for start, end in pairwise(edges)), []]
 

@@ -37,7 +37,7 @@ Make = Callable[[CallSink], CallReader]
 def read(
     make: Make, text: str, size: int = 1000, *, buffered: bool = False
 ) -> tuple[list[tuple[str, str]], Progress, str]:
-    """The calls, how far the reading came, and what of the text is to be shown as it is."""
+    """Return the calls, how far the reading came, and what of the text is to be shown as it is."""
     sink = Told(buffered=buffered)
     reader = make(sink)
     at = 0

@@ -19,7 +19,7 @@ cut_lists = st.lists(st.integers(0, 1000), max_size=10)
 
 
 def reference(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """What a client sees of a text known as a whole: up to the stop string that is complete first, longest first."""
+    """Return what a client sees of a whole text: up to the stop string that is complete first, longest first."""
     found = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
     if not found:
         return text, None

@@ -64,7 +64,7 @@ cuts = st.lists(st.integers(0, 1000), max_size=8)
 
 
 def streamed(stream: StreamDecoder, ids: list[int], cuts: list[int]) -> str:
-    """The whole text of a stream that gets `ids` in pieces, some of them empty."""
+    """Return the whole text of a stream that gets `ids` in pieces, some of them empty."""
     edges = sorted({0, len(ids), *(cut % (len(ids) + 1) for cut in cuts)})
     pieces = [[], *(ids[start:end] for start, end in pairwise(edges)), []]
     return "".join([stream.step(piece) for piece in pieces]) + stream.flush()

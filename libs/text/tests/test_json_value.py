@@ -22,12 +22,12 @@ NEARLY = st.text(st.sampled_from('{}[]",:.-+eE019 \\u/ntrulfasé\n\x01'), max_si
 
 
 def read(text: str, sizes: list[int]) -> tuple[Progress, int]:
-    """How far the reading came and where it stopped, for pieces of these sizes in turn."""
+    """Return how far the reading came and where it stopped, for pieces of these sizes in turn."""
     return told(text, sizes)[:2]
 
 
 def told(text: str, sizes: list[int]) -> tuple[Progress, int, str, set[str]]:
-    """The same, with what the value is told as and the kinds of repairs."""
+    """Return the same, with what the value is told as and the kinds of repairs."""
     value, at, turn, out = JsonValue(), 0, 0, ""
     while at < len(text) and value.progress is Progress.OPEN:
         piece = text[at : at + sizes[turn % len(sizes)]]

@@ -66,7 +66,10 @@ def trained(
     trainer: Any = None,
     **model: Any,
 ) -> Library:
-    """A BPE tokenizer whose merges come from `CORPUS`. `bare`: without the pre-tokenizer that it was trained with."""
+    """Return a BPE tokenizer whose merges come from `CORPUS`.
+
+    `bare`: without the pre-tokenizer that it was trained with.
+    """
     library = Library(models.BPE(**model))
     if normalizer is not None:
         library.normalizer = normalizer
@@ -100,14 +103,14 @@ def byte_level(pattern: str | None = None, *before: Any, prefix: bool = False) -
 
 
 def llama(**more: Any) -> Library:
-    """As SentencePiece models are converted: no pre-tokenizer, a block before each piece and for each space."""
+    """Return a converted SentencePiece tokenizer: no pre-tokenizer, a block before each piece and for each space."""
     normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="never")
     return trained(metaspace, normalizer, bare=True, byte_fallback=True, unk_token="<s>", fuse_unk=True, **more)
 
 
 def gemma(pre_tokenizer: Any) -> Library:
-    """As newer ones are converted: a block for each space, and a pre-tokenizer that was not there in training."""
+    """Return a tokenizer as newer ones are converted: a block per space, a pre-tokenizer unknown in training."""
     library = trained(
         pre_tokenizers.Metaspace(prepend_scheme="never"),
         normalizers.Replace(" ", "▁"),
@@ -241,7 +244,7 @@ def library_of(name: str) -> Library:
 
 @cache
 def pair(name: str, piece: int) -> tuple[HFTokenizer, HFTokenizer]:
-    """The tokenizer that cuts no text, and one with a memory in which long texts are those over `piece` characters."""
+    """Return the tokenizer that cuts no text, and one that remembers texts of over `piece` characters."""
     library = library_of(name)
     plain, cached = hf(library), hf(library, TokenCacheStore(MB // 4))
     plain._pieces.splitter = TextSplitter()

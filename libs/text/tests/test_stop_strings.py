@@ -27,7 +27,7 @@ class Counted(dict[int, int]):
 
 
 def looks(stops: Sequence[str], text: str) -> int:
-    """How many steps a text takes."""
+    """Return how many steps a text takes."""
     compiled = StopStrings(stops)
     compiled.edges = Counted(compiled.edges)
     matcher = StopMatcher(compiled)

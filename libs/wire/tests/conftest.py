@@ -153,7 +153,7 @@ MakeTransport = Callable[..., Awaitable[OfficeTransport]]
 
 @pytest.fixture
 async def make_transport(office: Office) -> AsyncIterator[MakeTransport]:
-    """Makes transports that share the office, and closes them at the end, the newest first."""
+    """Make transports that share the office, and close them at the end, the newest first."""
     made: list[OfficeTransport] = []
 
     async def make(metrics: Metrics | None = None, **options: Any) -> OfficeTransport:
@@ -171,5 +171,5 @@ async def make_transport(office: Office) -> AsyncIterator[MakeTransport]:
 
 @pytest.fixture
 def recorder() -> type[Recorder]:
-    """Makes sinks."""
+    """Make sinks."""
     return Recorder

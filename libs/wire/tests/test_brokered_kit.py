@@ -17,7 +17,7 @@ from dynamo_wire.messages import ROWS_TAG
 
 
 def carries_rows(message: OutboundMessage) -> bool:
-    """Whether a message is a fragment with rows in it."""
+    """Return whether a message is a fragment with rows in it."""
     try:
         _, _, messages, *_ = msgspec.msgpack.decode(message.data)
         return any(message[0] == ROWS_TAG for message in msgspec.msgpack.decode(messages))

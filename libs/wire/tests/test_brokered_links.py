@@ -338,7 +338,7 @@ async def test_a_row_that_is_missing_ends_its_stream_only(make_transport: Any, r
 
 
 async def hold(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
-    """Holds its call until it is stopped."""
+    """Hold its call until it is stopped."""
 
     async def items() -> AsyncGenerator[bytes, None]:
         yield b"begun"

@@ -35,7 +35,7 @@ class Life:
         self.now = self.start
 
     def until(self, end: float, *, used: bool = True) -> bool:
-        """Looks whenever that is due, up to a time; False once the link is given up."""
+        """Look whenever that is due, up to a time; False once the link is given up."""
         while self.liveness.due <= end:
             self.now = self.liveness.due
             action = self.liveness.check(self.now, used=used)

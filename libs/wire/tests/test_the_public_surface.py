@@ -17,7 +17,7 @@ FOR_TESTS = {"ROWS_TAG"}
 
 @cache
 def imported() -> dict[str, set[str]]:
-    """The names that plugins import, by module of this library."""
+    """Return the names that plugins import, by module of this library."""
     found: dict[str, set[str]] = {}
     for path in ROOT.glob("plugins/*/*/src/**/*.py"):
         text = path.read_text()

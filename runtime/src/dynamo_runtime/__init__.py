@@ -1,4 +1,4 @@
-"""What serves: settings and assembly from the config file, dispatch, workers, processes, and the command ``dynamo``.
+"""The serving runtime: settings, assembly, dispatch, workers, processes, and the command ``dynamo``.
 
 ``__init__.pyi`` lists the public names; each is loaded when first used.
 """

@@ -49,7 +49,7 @@ def serve(
     arguments: Sequence[str] = (),
     hosted: Hosted | None = None,
 ) -> int:
-    """Runs what the settings describe until SIGINT or SIGTERM; a second signal cuts what runs, a third ends it at once.
+    """Run what the settings describe until SIGINT or SIGTERM; a second signal cuts what runs, a third ends it at once.
 
     With a transport that reaches other processes and without `only`, or where several frontends are asked for, this
     process supervises one process per part; each is started with `arguments`, the command line that led here. With
@@ -84,14 +84,14 @@ def serve(
 
 
 def _service_name(role: Role) -> str:
-    """What this process is called in traces, all replicas of a worker alike."""
+    """Return what this process is called in traces, all replicas of a worker alike."""
     if role.whole:
         return "dynamo"
     return "dynamo-frontend" if role.frontend else f"dynamo-worker-{role.workers[0]}"
 
 
 def run(main: Callable[[], Coroutine[Any, Any, int]]) -> int:
-    """Runs a coroutine on uvloop if it is installed, else on asyncio's own loop."""
+    """Run a coroutine on uvloop if it is installed, else on asyncio's own loop."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main())
 
@@ -154,8 +154,10 @@ def _watch_loop(signals: Signals, stall: float) -> None:
 
 
 async def _started(application: Application, signals: Signals, grace: float) -> bool:
-    """Starts everything; whether it runs. After a signal nothing begins any more, and an engine that is starting has
-    `grace` seconds to finish, none after Ctrl-C; then, or at a second signal, its start is cut.
+    """Start everything; whether it runs.
+
+    After a signal nothing begins any more, and an engine that is starting has `grace` seconds to finish, none after
+    Ctrl-C; then, or at a second signal, its start is cut.
 
     Raises:
         ConfigError, DynamoError: it could not be started; what had started has been stopped.
@@ -179,7 +181,7 @@ async def _started(application: Application, signals: Signals, grace: float) -> 
 
 
 async def _announce(application: Application) -> None:
-    """Says when requests can be answered: workers may come long after the port is open."""
+    """Say when requests can be answered: workers may come long after the port is open."""
     if application.url is not None:
         await application.ready()
         garbage.settle()
@@ -188,7 +190,7 @@ async def _announce(application: Application) -> None:
 
 @asynccontextmanager
 async def _reloading(application: Application, signals: Signals, line: ParentPipe | None) -> AsyncIterator[None]:
-    """Where the settings are read again from: here, or, for all processes together, at the supervisor."""
+    """Yield where the settings are read again from: here, or, for all processes together, at the supervisor."""
     if line is not None:
         child = ChildReload(application.reloader, line)
         application.reload.follow(child)
@@ -247,7 +249,7 @@ async def _keep(supervisor: Supervisor) -> None:
 
 
 def patience(loaded: LoadedSettings, role: Role) -> float:
-    """Seconds that stopping may take before the process is ended: its own deadlines, and a margin."""
+    """Return seconds that stopping may take before the process is ended: its own deadlines, and a margin."""
     settings = loaded.settings
     workers = [settings.workers[name] for name in role.workers]
     workers_take = max((worker.grace_period + worker.shutdown_timeout for worker in workers), default=0.0)
@@ -256,12 +258,12 @@ def patience(loaded: LoadedSettings, role: Role) -> float:
 
 
 def _grace(loaded: LoadedSettings, role: Role) -> float:
-    """Seconds that engines which are starting may take to finish when the process is asked to end."""
+    """Return seconds that engines which are starting may take to finish when the process is asked to end."""
     return max((loaded.settings.workers[name].grace_period for name in role.workers), default=0.0)
 
 
 async def _first(action: Awaitable[None], signal_wait: Awaitable[None]) -> bool:
-    """Runs `action` to its end; if the signal comes first, `action` is cancelled and waited for. Whether it ended."""
+    """Run `action` to its end; if the signal comes first, `action` is cancelled and waited for. Whether it ended."""
     failure: DynamoError | None = None
 
     async def attempt() -> None:

@@ -51,7 +51,7 @@ TAKEN = frozenset((*COMMON, *_FILE, "--help"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonArgs:
-    """What the common flags of a command line say. What is not given is left to the environment and the config file."""
+    """The values of the common flags. Absent ones are left to the environment and the config file."""
 
     #: Which worker of the config file this is; None: the one that is called as the engine.
     worker: str | None = None
@@ -59,7 +59,7 @@ class CommonArgs:
 
     @staticmethod
     def add_to(parser: argparse.ArgumentParser) -> None:
-        """Adds the flags to a parser, whatever else that has."""
+        """Add the flags to a parser, whatever else that has."""
         group = parser.add_argument_group(
             "common options", "The same for every engine. A flag wins over its variable, and both over the config file."
         )
@@ -89,7 +89,7 @@ class CommonArgs:
 
     @classmethod
     def of(cls, parsed: argparse.Namespace) -> CommonArgs:
-        """What a parser with these flags has read.
+        """Return what a parser with these flags has read.
 
         Raises:
             BackendError.InvalidArgument: there is no such disaggregation mode.
@@ -108,7 +108,7 @@ class CommonArgs:
     def worker_config(
         self, engine: str, *, model_name: str | None = None, env: Mapping[str, str] | None = None
     ) -> WorkerConfig:
-        """The worker that an engine of this name runs in. `model_name` is for when nothing says it.
+        """Return the worker that an engine of this name runs in. `model_name` is for when nothing says it.
 
         Raises:
             ConfigError: a flag, a variable or the config file is wrong.
@@ -123,7 +123,7 @@ class CommonArgs:
         env: Mapping[str, str] | None = None,
         above: Table | None = None,
     ) -> LoadedSettings:
-        """All settings, with those of the worker under its name; see `worker_config`."""
+        """Return all settings, with those of the worker under its name; see `worker_config`."""
         return load_standalone(
             self.name_for(engine),
             engine=engine,
@@ -134,20 +134,20 @@ class CommonArgs:
         )
 
     def worker_of(self, loaded: LoadedSettings, engine: str) -> WorkerConfig:
-        """The worker in settings that `load` gave."""
+        """Return the worker in settings that `load` gave."""
         name = self.name_for(engine)
         config = worker_config(loaded.settings.namespace, name, loaded.settings.workers[name], 0)
         return replace(config, runtime=self.runtime)
 
     def name_for(self, engine: str) -> str:
-        """The name of the worker in the settings."""
+        """Return the name of the worker in the settings."""
         return self.worker or worker_word(engine)
 
 
 def from_args(
     engine_class: type[EngineT], argv: Sequence[str] | None = None, *, env: Mapping[str, str] | None = None
 ) -> tuple[EngineT, WorkerConfig]:
-    """The engine and its worker as a command line describes them; None means that of this process.
+    """Return the engine and its worker as a command line describes them; None means that of this process.
 
     The flags are those of `CommonArgs`, and one for every field of `Config`. The keys of the engine have the precedence
     of all settings: flags, ``--set``, the environment, the config file.
@@ -175,7 +175,7 @@ def from_args(
 
 
 def parser_for(engine_class: type[LLMEngine]) -> argparse.ArgumentParser:
-    """The command line of an engine: the common flags, and one for every field of its settings."""
+    """Return the command line of an engine: the common flags, and one for every field of its settings."""
     parser = argparse.ArgumentParser(
         prog=_program(engine_class),
         usage="%(prog)s [options]",
@@ -205,7 +205,7 @@ class _Option(NamedTuple):
         return f"engine_{self.key}"
 
     def add_to(self, group: Any) -> None:
-        """Adds it to a group of a parser. The value is checked later, with that of all other layers."""
+        """Add it to a group of a parser. The value is checked later, with that of all other layers."""
         text = _escaped(f"{self.info.description or ''}{_shown(self.info)}".strip())
         if self.info.annotation is bool:
             group.add_argument(self.flag, dest=self.dest, action=argparse.BooleanOptionalAction, help=text)
@@ -231,7 +231,7 @@ def _check_use(loaded: LoadedSettings, section: str, engine: str) -> None:
 
 
 def _program(engine_class: type[LLMEngine]) -> str | None:
-    """How the engine was called, if that was ``python -m`` with its package; else it is left to argparse."""
+    """Return how the engine was called, if that was ``python -m`` with its package; else it is left to argparse."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     package = getattr(spec, "parent", "")
     return f"python -m {package}" if package and engine_class.__module__.startswith(package) else None
@@ -242,7 +242,7 @@ def _dest(flag: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text as argparse takes it: it fills in what follows a percent sign."""
+    """Return text as argparse takes it: it fills in what follows a percent sign."""
     return text.replace("%", "%%")
 
 

@@ -1,4 +1,4 @@
-"""`run`: one engine from its making to its end, in a process of its own."""
+"""`run`: serve one engine in a process of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HasFromArgs(Protocol):
     """A class of engines with a command line of its own."""
 
     def from_args(self, argv: Sequence[str] | None = None) -> Any:
-        """An engine and its worker config, or something to await for them."""
+        """Return an engine and its worker config, or something to await for them."""
 
 
 def run(
@@ -40,13 +40,15 @@ def run(
     config_file: str | PathLike[str] | None = None,
     overrides: Sequence[str] = (),
 ) -> NoReturn:
-    """Serves an engine until SIGTERM or SIGINT, as ``dynamo worker`` does one of a config file, and ends the process.
+    """Serve an engine until SIGTERM or SIGINT, as ``dynamo worker`` does one of a config file, and end the process.
 
     The engine is any object with the methods of `LLMEngine`; it need not be a plugin. What surrounds it comes from the
     config file, the environment and `worker_config.runtime`; without any of them it is reached over tcp and found in
     the folder that file discovery uses by itself. What `worker_config` says of the worker wins over all of them.
 
     Args:
+        engine: the engine to serve.
+        worker_config: the settings of the worker.
         config_file: wins over `worker_config.runtime.config_file`.
         overrides: settings as `--set` takes them; they win over `worker_config.runtime.overrides`.
 
@@ -74,7 +76,7 @@ def run(
 
 
 def engine_main(engine_class: type[LLMEngine] | HasFromArgs, argv: Sequence[str] | None = None) -> NoReturn:
-    """The whole main of an engine: `from_args`, then `run`. What `from_args` refuses is one line on stderr.
+    """Return the whole main of an engine: `from_args`, then `run`. What `from_args` refuses is one line on stderr.
 
     A class may have a `from_args` of its own, which may be a coroutine and returns an engine and its `WorkerConfig`.
 
@@ -122,7 +124,7 @@ def _check_labels(labels: Mapping[str, str]) -> None:
 
 
 def _refused(error: DynamoError) -> int:
-    """Says in one line what was wrong; the exit code."""
+    """Say in one line what was wrong; the exit code."""
     sys.stderr.write(f"dynamo: {' '.join(str(error).split())}\n")
     return MISCONFIGURED if isinstance(error, ConfigError | InvalidArgument) else FAILED
 

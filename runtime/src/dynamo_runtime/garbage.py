@@ -1,4 +1,4 @@
-"""When Python's garbage collector looks for cycles: most objects of a server stay, and requests leave few cycles."""
+"""Tuning of Python's garbage collector: most objects of a server stay, and requests leave few cycles."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import gc
 
 
 def collect_rarely() -> None:
-    """Has it look less often. Called before the imports of a command, it saves a tenth of their time."""
+    """Have it look less often. Called before the imports of a command, it saves a tenth of their time."""
     gc.set_threshold(10_000, 20, 20)
 
 
 def settle() -> None:
-    """What has been loaded by now stays: it is not looked through again with every few requests."""
+    """Freeze what has been loaded by now, so that collections do not look through it again."""
     gc.collect()
     gc.freeze()
     collect_rarely()

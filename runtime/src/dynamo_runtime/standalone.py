@@ -1,4 +1,4 @@
-"""The settings of an engine that runs alone: those of a worker of the config file, which need not speak of it."""
+"""The settings of an engine that runs alone, as those of a worker in a config file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLD = "WorkerConfig"
 
 
 def worker_word(name: str) -> str:
-    """The name of a worker in a config file, made from that of an engine."""
+    """Return the name of a worker in a config file, made from that of an engine."""
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_") or "engine"
 
 
@@ -36,7 +36,7 @@ def load_standalone(
     above: Table | None = None,
     env: Mapping[str, str] | None = None,
 ) -> LoadedSettings:
-    """The usual layers over what an engine alone needs; `above` lies over them. `env` is the process's if None.
+    """Return the usual layers over what an engine alone needs; `above` lies over them. `env` is the process's if None.
 
     Raises:
         ConfigError: one line saying where, what, and how to mend it.
@@ -61,7 +61,7 @@ def load_standalone(
 
 
 def layer_of(config: WorkerConfig, model_name: str) -> Table:
-    """What a worker config says, as a layer over all others: the engine has been told so already."""
+    """Return what a worker config says, as a layer over all others: the engine has been told so already."""
     worker = {
         "model": {
             "name": model_name,

@@ -99,7 +99,7 @@ class Site(Protocol):
 
 @pytest.fixture
 def site(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
-    """A folder on the import path in which a plugin of every kind is installed."""
+    """Return a folder on the import path in which a plugin of every kind is installed."""
     for name in ("DYN_CONFIG", "DYN_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     site.install("acme-stages", dict.fromkeys(NAMES, "fake_stages"), {"fake_stages": STAGES})
@@ -108,7 +108,7 @@ def site(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A sound config file over the small plugins."""
+    """Return a sound config file over the small plugins."""
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG)
     return path
@@ -116,7 +116,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def dynamo(site: Site) -> RunCli:
-    """Runs the command in this process."""
+    """Run the command in this process."""
 
     def run(*args: object) -> Result:
         return CliRunner().invoke(cli, [str(arg) for arg in args], prog_name="dynamo", catch_exceptions=False)

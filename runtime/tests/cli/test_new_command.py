@@ -44,7 +44,7 @@ KINDS = {
 
 
 def outcome_of_its_tests(folder: Path, *paths: Path) -> str:
-    """The last line of pytest, run as the plugin's author would. The plugin need not be installed."""
+    """Return the last line of pytest, run as the plugin's author would. The plugin need not be installed."""
     tests = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"],
         cwd=folder,

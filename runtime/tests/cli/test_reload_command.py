@@ -25,7 +25,7 @@ Answer = Callable[..., Any]
 
 @pytest.fixture
 def run() -> Answer:
-    """Runs the command against a server that gives one answer; the result, and the path that was asked for."""
+    """Run the command against a server that gives one answer; the result, and the path that was asked for."""
 
     def ask(status: int, body: Any, *words: str) -> tuple[Any, str]:
         asked: list[str] = []

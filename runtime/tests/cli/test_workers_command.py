@@ -22,7 +22,7 @@ def entry(**more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answers], list[str]]:
-    """Makes a frontend that gives these answers in order, the last one again and again; tells what it was asked."""
+    """Make a frontend that gives these answers in order, the last one again and again; tell what it was asked."""
 
     def answering(answers: Answers) -> list[str]:
         seen: list[str] = []

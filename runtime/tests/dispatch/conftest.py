@@ -33,7 +33,7 @@ PROMPT = [900, 901, 902]
 
 
 def token(position: int) -> int:
-    """The token of an answer that is at this position of prompt and answer together."""
+    """Return the token of an answer that is at this position of prompt and answer together."""
     return position * 31 % 97
 
 
@@ -81,7 +81,7 @@ class Call(Source):
         self.closed = True
 
     def stop(self) -> None:
-        """The test decides whether the worker hears of it."""
+        """Leave it to the test whether the worker hears of it."""
 
     def pause(self) -> None:
         self.paused = True
@@ -127,7 +127,7 @@ class StageTransport(Transport):
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Close nothing."""
 
 
 class InTurn(Router):
@@ -199,7 +199,7 @@ class Stage:
 
     @staticmethod
     def answer(length: int) -> list[int]:
-        """The whole answer."""
+        """Return the whole answer."""
         return [token(len(PROMPT) + at) for at in range(length)]
 
     def lose(self, given: int = 0, error: DynamoError | None = None) -> None:
@@ -223,13 +223,13 @@ class Stage:
 
 @pytest.fixture(scope="session")
 def make_stage() -> Callable[..., Stage]:
-    """For tests that have a loop of their own."""
+    """Make one for tests that have a loop of their own."""
     return Stage
 
 
 @pytest.fixture
 def make_call() -> Callable[[], Call]:
-    """An accepted call without a worker behind it."""
+    """Return an accepted call without a worker behind it."""
 
     def make() -> Call:
         sink: Any = None

@@ -74,7 +74,7 @@ class Request:
         self.stream = self.execution.stream
 
     def prefill(self) -> ResponseStream:
-        """The stream of a prefill worker that was chosen."""
+        """Return the stream of a prefill worker that was chosen."""
         stream = ResponseStream(GENERATE.merge, self.flush)
         stream.begin(self.reserve("p"))
         return stream

@@ -35,7 +35,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def called(stage: Any, count: int) -> None:
-    """Returns when so many calls were accepted."""
+    """Return when so many calls were accepted."""
     async with asyncio.timeout(10):
         while len(stage.transport.calls) < count:  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.001)

@@ -67,7 +67,7 @@ class Interleavings(RuleBasedStateMachine):
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 5))
 
     def do(self, *actions: Callable[[], Any]) -> None:
-        """Within the event loop, without giving anybody a turn in between."""
+        """Run within the event loop, without a turn for another task in between."""
 
         async def all_of_them() -> None:
             for action in actions:
@@ -117,7 +117,7 @@ class Interleavings(RuleBasedStateMachine):
     @precondition(lambda self: self.working)
     @rule()
     def hang(self) -> None:
-        """It is given up, and may still have something to say."""
+        """Give it up; it may still have something to say."""
         self.do(partial(self.stream.fail_attempt, ResponseTimeout("silent")))
         self.settle()
 

@@ -51,7 +51,7 @@ class Frontend:
         self.running.append((reservation, worker, rank, [tokens, tokens // 16]))
 
     def sums(self, worker: int, rank: int) -> tuple[int, int, int]:
-        """Requests, tokens to be prefilled and blocks of its own on a rank."""
+        """Return the requests, tokens to be prefilled and blocks of its own on a rank."""
         here = [facts for _, on, at, facts in self.running if (on, at) == (worker, rank)]
         return len(here), sum(facts[0] for facts in here), sum(facts[1] for facts in here)
 
@@ -111,13 +111,13 @@ class Frontends(RuleBasedStateMachine):
 
     @rule(which=which)
     def restart(self, which: int) -> None:
-        """One is killed and comes back; nobody is told."""
+        """Kill a frontend and bring it back unannounced."""
         self.frontends[which] = Frontend()
         self.ghosts = True
 
     @rule(which=which)
     def end(self, which: int) -> None:
-        """One ends in order."""
+        """End a frontend in order."""
         gone = self.frontends[which]
         for reservation, *_ in gone.running:
             reservation.release()
@@ -137,7 +137,7 @@ class Frontends(RuleBasedStateMachine):
     @precondition(lambda self: any(frontend.inbox for frontend in self.frontends))
     @rule()
     def all_is_quiet(self) -> None:
-        """What was on its way arrives, who is gone is forgotten, each tells once more: now all see the same.
+        """Deliver what was on its way, forget the dead, let each report once more, and assert that all see the same.
 
         If nobody is gone, nobody needs to be forgotten.
         """
@@ -166,7 +166,7 @@ class Frontends(RuleBasedStateMachine):
             assert [frontend.tracker.requests(worker) for frontend in self.frontends] == [total] * 3
 
     def teardown(self) -> None:
-        """Once everybody is done, no tracker holds anything."""
+        """Assert that no tracker holds anything at the end."""
         for frontend in self.frontends:
             for reservation, *_ in frontend.running:
                 reservation.release()
@@ -237,7 +237,7 @@ def test_a_frontend_that_is_silent_is_forgotten_with_all_it_placed() -> None:
 
 
 def place(tracker: LoadTracker, name: str) -> Reservation:
-    """Reserves a request of 5 tokens on worker 7."""
+    """Reserve a request of 5 tokens on worker 7."""
     return tracker.reserve(Route(Instance(instance_id=7)), name, prompt_tokens=5, block_size=None, hashes=())
 
 

@@ -17,7 +17,7 @@ class Bench:
         return sum(self.rates.retry_after("m") for _ in range(2000)) / 2000
 
     def run(self, seconds: int, *, ended: int, refused: int) -> None:
-        """So many of each in every second."""
+        """Send so many of each in every second."""
         for _ in range(seconds):
             for _ in range(refused):
                 self.rates.refused("m")

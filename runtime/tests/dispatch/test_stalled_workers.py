@@ -23,7 +23,7 @@ async def turns(count: int = 30) -> None:
 
 
 def checks(stage: Any) -> int:
-    """How many checks in a row have to find nothing new."""
+    """Return how many checks in a row have to find nothing new."""
     count = stage.pipeline._timeouts.stall.checks
     assert isinstance(count, int)
     return count

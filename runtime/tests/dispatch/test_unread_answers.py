@@ -24,26 +24,26 @@ NUMBERS = itertools.count()
 
 
 def bounds(**changes: Any) -> dict[str, Any]:
-    """Bounds that no test reaches, unless it changes them."""
+    """Return bounds that no test reaches, unless it changes them."""
     return {"most_each": 100 * MB, "most_all": 1000 * MB, "stall": 60.0} | changes
 
 
 def gathered(stage: Any) -> float:
-    """Bytes that are gathered now."""
+    """Return bytes that are gathered now."""
     held: float | None = stage.metrics.registry.get_sample_value("dynamo_frontend_unread_bytes")
     assert held is not None
     return held
 
 
 async def another(stage: Any, tenant: str = "default", tokens: int = 12) -> ResponseStream:
-    """One more request."""
+    """Return one more request."""
     stage.principal, stage.ctx = Principal(tenant=tenant), EngineContext(f"r{next(NUMBERS)}")
     stream: ResponseStream = await stage.generate(tokens)
     return stream
 
 
 async def unread(stage: Any, tenant: str = "default", tokens: int = LONG) -> tuple[ResponseStream, Any]:
-    """A stream of which so many tokens have come and none was taken, and the call at its worker."""
+    """Return a stream of which so many tokens have come and none was taken, and the call at its worker."""
     stream = await another(stage, tenant, LONG + 1)
     call = stage.transport.calls[-1]
     call.give(tokens)
@@ -51,7 +51,7 @@ async def unread(stage: Any, tenant: str = "default", tokens: int = LONG) -> tup
 
 
 async def ended(stream: ResponseStream) -> None:
-    """Returns when the stream has ended, though none of it is taken."""
+    """Return when the stream has ended, though none of it is taken."""
     over = asyncio.Event()
     stream.on_ready(lambda: over.set() if stream.ended else None)
     async with asyncio.timeout(10):

@@ -34,7 +34,7 @@ def used(tracker: LoadTracker) -> int:
 
 
 def quiet(blocks: int, now: float = 0.0) -> LoadTracker:
-    """A tracker whose worker has reported the same for a while."""
+    """Return a tracker whose worker has reported the same for a while."""
     tracker = LoadTracker()
     for earlier in (4, 2, 0):
         tracker.reported(RANK, blocks, now - earlier)
@@ -266,7 +266,7 @@ class World(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 9), cancelled=st.booleans())
     def release(self, at: int, cancelled: bool) -> None:
-        """It is complete, was cancelled, or was refused before it arrived."""
+        """Release a request: complete, cancelled, or refused before it arrived."""
         request = self.pick(at)
         if request is None:
             return
@@ -308,7 +308,7 @@ class World(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.01, 0.04, 0.1, 0.3, 2.0]))
     def time_passes(self, seconds: float) -> None:
-        """Nothing is on its way for longer than it may be: what is due happens on the way, in steps."""
+        """Advance the time in steps, so that what is due happens on the way."""
         until = self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + 0.01)
@@ -330,7 +330,7 @@ class World(RuleBasedStateMachine):
 
     @invariant()
     def everything_that_a_frontend_can_know_of_is_counted(self) -> None:
-        """But for how answers have grown lately, and for what crossed the way of each report that still counts.
+        """Assert the counts but for recent growth of answers and for what crossed a report that still counts.
 
         What the other one placed lately may stand for what it had there before: it tells sums.
         """
@@ -346,14 +346,14 @@ class World(RuleBasedStateMachine):
 
     @staticmethod
     def crosses(request: Running, frontend: int, heard: float) -> bool:
-        """Whether a report that was heard then may lack a request that the frontend takes it to have."""
+        """Return whether a report that was heard then may lack a request that the frontend takes it to have."""
         late = TELLING if request.frontend != frontend else 0.0
         return -2 * WAY < request.placed - heard <= late
 
     @precondition(lambda self: self.running)
     @rule()
     def all_is_quiet(self) -> None:
-        """Two reports later both frontends count what the worker does, no more and no less."""
+        """Assert that after two reports both frontends count what the worker does."""
         for _ in range(2):
             self.time_passes(SETTLE + 0.1)
             self.report(set())
@@ -365,7 +365,7 @@ class World(RuleBasedStateMachine):
         assert [used(frontend.tracker) for frontend in self.frontends] == [self.held] * 2
 
     def teardown(self) -> None:
-        """When all is over, one report is enough: nothing keeps an idle worker busy."""
+        """Assert that one report is enough at the end: nothing keeps an idle worker busy."""
         while self.running:
             self.release(0, cancelled=True)
         self.time_passes(2 * TELLING)

@@ -77,7 +77,7 @@ class Watched:
         return self.tracker.reserve(route, name, prompt_tokens=tokens, block_size=16, hashes=hashes, held_tokens=tokens)
 
     def tell(self, *loads: ActiveLoad, after: float = 1.0) -> None:
-        """What workers tell so many seconds after the last time."""
+        """Send the reports of workers, so many seconds after the last time."""
         self.now += after
         self.monitor.apply(told(*loads), self.now)
 

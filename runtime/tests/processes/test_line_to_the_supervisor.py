@@ -37,7 +37,7 @@ class Wishes:
         self.changed.set()
 
     async def until(self, count: int) -> list[str]:
-        """What was told, once it is so much: each word comes by itself."""
+        """Return what was told, once it is so much: each word comes by itself."""
         while len(self.told) < count:
             self.changed.clear()
             await self.changed.wait()

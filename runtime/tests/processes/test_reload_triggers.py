@@ -51,7 +51,7 @@ async def watch(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watch]:
 
 
 async def looked(write: Callable[[str], object], reloads: Reloads) -> None:
-    """Returns once the first look is over, and the file holds ``begin``: only what changes after it is told."""
+    """Return once the first look is over, and the file holds ``begin``: only what changes after it is told."""
     while reloads.found.empty():
         for text in ("warm", "begin"):
             write(text)
@@ -83,7 +83,7 @@ async def test_a_mounted_file_that_is_replaced_behind_its_link_is_read_again(tmp
 
 @pytest.fixture
 async def watched(tmp_path: Path, watch: Watch) -> Watched:
-    """A file that was looked at, and holds ``begin``."""
+    """Return a file that was looked at, and holds ``begin``."""
     config = tmp_path / "config.yaml"
     config.write_text("begin")
     reloads = watch(config)

@@ -98,7 +98,7 @@ class Family:
 
 @cache
 def resolved() -> Resolved:
-    """The plugins, which are the same for every test."""
+    """Return the plugins, which are the same for every test."""
     return resolve(load_settings(env={}, sets=["transport.use=tcp", "discovery.use=file"]), PluginLoader())
 
 
@@ -117,7 +117,7 @@ def make(tmp_path: Path) -> Make:
 
 
 async def applied(family: Family) -> ReloadReport:
-    """What becomes of a level in the file."""
+    """Return what becomes of a level in the file."""
     family.write(level="debug")
     return await family.reload(False)
 

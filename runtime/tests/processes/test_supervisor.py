@@ -43,7 +43,7 @@ async def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 
 async def lives(tmp_path: Path, count: int) -> None:
-    """Returns once a part has begun that many lives."""
+    """Return once a part has begun that many lives."""
 
     def wait() -> None:
         deadline = time.monotonic() + 20

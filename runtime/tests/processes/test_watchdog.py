@@ -132,7 +132,7 @@ async def test_a_watchdog_that_is_closed_ends_nothing_and_its_thread_is_gone(
 
 @asynccontextmanager
 async def hearing(watchdog: Watchdog, sent: signal.Signals) -> AsyncIterator[None]:
-    """A watchdog that listens to SIGUSR1, and a signal that is sent and that the loop has heard in the end."""
+    """Yield a watchdog that listens to SIGUSR1, and a signal that is sent and that the loop has heard in the end."""
     heard = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(sent, heard.set)

@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Writes a file into the working directory of the test, so that origins read ``config.yaml:3``."""
+    """Write a file into the working directory of the test, so that origins read ``config.yaml:3``."""
     monkeypatch.chdir(tmp_path)
 
     def write(text: str, name: str = "config.yaml") -> Path:

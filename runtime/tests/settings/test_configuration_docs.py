@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 
 def table_under(heading: str) -> list[tuple[str, ...]]:
-    """The rows of the first table below a heading, without its head."""
+    """Return the rows of the first table below a heading, without its head."""
     section = re.split(rf"^#+ {re.escape(heading)}$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1]
     lines = re.split(r"^#", section, flags=re.MULTILINE)[0].splitlines()
     rows = [tuple(cell.strip() for cell in line.strip("| ").split(" | ")) for line in lines if line.startswith("|")]

@@ -28,7 +28,7 @@ class Site(Protocol):
 
 @pytest.fixture
 def declare(site: Site) -> Path:
-    """Installs a router whose package cannot be imported; gives the file of its flags."""
+    """Install a router whose package cannot be imported; give the file of its flags."""
     (site.folder / "fake_sticky").mkdir()
     site.install("acme-sticky", {"router-sticky": "fake_sticky"}, {"fake_sticky/__init__": "raise RuntimeError"})
     return site.folder / "fake_sticky" / "flags.toml"

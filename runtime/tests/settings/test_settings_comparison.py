@@ -28,7 +28,7 @@ def compare(old: LoadedSettings, new: LoadedSettings) -> list[Change]:
 
 
 def rewritten(config_file: ConfigFile, old: str, new: str, **env: str) -> list[Change]:
-    """What `again` finds in a file that was written anew."""
+    """Return what `again` finds in a file that was written anew."""
     loaded = load_settings(config_file(old), env=env)
     config_file(new)
     return compare(loaded, loaded.again())

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def chat() -> dict[str, Any]:
-    """The fields of the record of a streamed chat that went well, but for its ids, tokens and times."""
+    """Return the fields of the record of a streamed chat that went well, but for its ids, tokens and times."""
     return {
         "model": "m",
         "endpoint": "chat_completions",

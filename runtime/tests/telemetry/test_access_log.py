@@ -25,7 +25,7 @@ def record_of(chat: dict[str, Any], **fields: Any) -> RequestRecord:
 
 
 def line_of(record: RequestRecord) -> dict[str, Any]:
-    """What is logged of a record."""
+    """Return what is logged of a record."""
     stream = io.StringIO()
     logs.configure_logging("info", json=True, stream=stream)
     AccessLog().dynamo_request_finished(record)

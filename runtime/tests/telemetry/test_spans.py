@@ -35,7 +35,7 @@ def parent_of(span: ReadableSpan) -> str | None:
 
 @pytest.fixture(params=["off", "on"])
 def either(request: pytest.FixtureRequest, record: Record) -> str:
-    """Once without and once with recording: what follows must not differ."""
+    """Return once without and once with recording: what follows must not differ."""
     mode: str = request.param
     if mode == "on":
         record()

@@ -17,7 +17,7 @@ PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "telemetry.md").read_
 
 
 def named(heading: str) -> set[str]:
-    """Every word in code style under a heading."""
+    """Return every word in code style under a heading."""
     section = PAGE.split(f"# {heading}\n", 1)[1].split("\n## ")[0].split("\n### ")[0]
     return set(re.findall(r"`([^`\n]+)`", section))
 

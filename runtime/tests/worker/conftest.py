@@ -44,7 +44,7 @@ class Ground:
 
 @pytest.fixture(scope="session")
 def make_ground() -> Callable[[], Ground]:
-    """For tests that have a loop of their own."""
+    """Make one for tests that have a loop of their own."""
     return Ground
 
 
@@ -57,7 +57,7 @@ async def ground() -> AsyncIterator[Ground]:
 
 @pytest.fixture
 def advance(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Puts the clock of the running loop forward."""
+    """Put the clock of the running loop forward."""
 
     def advance(seconds: float) -> None:
         loop = asyncio.get_running_loop()

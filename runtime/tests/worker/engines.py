@@ -34,7 +34,7 @@ class Plain(LLMEngine):
         yield LLMEngineOutput.stop()
 
     async def cleanup(self) -> None:
-        """Nothing to release."""
+        """Release nothing."""
 
 
 class Told(Plain):

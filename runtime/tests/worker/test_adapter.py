@@ -63,7 +63,7 @@ class Bench:
         return [item async for item in await self.call()]
 
     async def aborted(self) -> list[str]:
-        """The requests that were aborted, once every call under way has been made."""
+        """Return the requests that were aborted, once every call under way has been made."""
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         return self.engine.aborted
@@ -80,7 +80,7 @@ async def three(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
 
 
 async def obedient(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
-    """Tokens until it is stopped."""
+    """Return tokens until it is stopped."""
     while not ctx.is_stopped():
         yield chunk.token(1)
     yield LLMEngineOutput.cancelled()

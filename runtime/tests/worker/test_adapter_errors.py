@@ -64,7 +64,7 @@ class Failing(Plain):
 
 @pytest.fixture(params=["inproc", "tcp"])
 async def planes(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Transport, Transport]]:
-    """A transport that serves and one that calls."""
+    """Yield a transport that serves and one that calls."""
     if request.param == "inproc":
         inproc = InprocTransport(PluginConfig(), Metrics())
         yield inproc, inproc
@@ -81,7 +81,7 @@ async def planes(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Transpor
 async def answer(
     planes: tuple[Transport, Transport], end: Exception | LLMEngineOutput
 ) -> tuple[list[LLMEngineOutput], DynamoError | None]:
-    """What the client's side reads of the stream of a failing engine."""
+    """Return what the client's side reads of the stream of a failing engine."""
     server, client = planes
     engine = Failing(end)
     served = await server.serve(7, GENERATE, adapter_over(engine).generate)

@@ -89,7 +89,7 @@ class Computes(Blocking):
 
 
 async def served(ground: Any, engine: type[LLMEngine]) -> None:
-    """One request, from its client to the engine and back."""
+    """Serve one request, from its client to the engine and back."""
     worker = ground.worker(engine)
     await worker.start()
     stream = ResponseStream(None, FlushQueue())

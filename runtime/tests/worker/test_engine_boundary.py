@@ -39,7 +39,7 @@ class Mine(Plain):
 
 
 def line_of(method: Any) -> str:
-    """Where a method begins, as it is told."""
+    """Return where a method begins, as it is told."""
     return f"(test_engine_boundary.py, line {inspect.getsourcelines(method)[1]})"
 
 
@@ -106,7 +106,7 @@ async def test_what_a_start_hands_over_of_a_wrong_type_is_named_as_the_engines_f
 async def test_an_object_of_no_class_of_the_framework_is_named_by_its_own(ground: Any) -> None:
     class Foreign:
         def start(self, worker_id: int) -> None:
-            """Forgets what to return, and to be async."""
+            """Forget what to return, and to be async."""
 
         generate, cleanup = Mine.generate, Mine.cleanup
 
@@ -132,7 +132,7 @@ async def test_a_cleanup_that_is_not_async_is_told_in_the_log(ground: Any, caplo
 
 
 async def failure_of(engine: LLMEngine, *, call: str = "generate", max_tokens: int | None = None) -> DynamoError:
-    """What becomes of one request."""
+    """Return what becomes of one request."""
     adapter = adapter_over(engine, capabilities=frozenset({EMBED}), vocabulary=258)
     request = PreprocessedRequest(model="m", token_ids=[1, 2, 3], stop_conditions=StopConditions(max_tokens=max_tokens))
     items: Any = await adapter.generate(request, ServedContext("r1"))

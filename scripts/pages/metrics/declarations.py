@@ -97,7 +97,7 @@ class Recorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Records every declaration in the block."""
+        """Record every declaration in the block."""
         with ExitStack() as stack:
             for kind in KINDS:
                 stack.enter_context(patch.object(Metrics, kind, self._recorded(kind, getattr(Metrics, kind))))
@@ -107,7 +107,7 @@ class Recorder:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """The registries that are made in the block belong to this process; empty where it is several in one."""
+        """Yield the registries that are made in the block belong to this process; empty where it is several in one."""
         self._part = name
         yield
         self._part = ""
@@ -137,7 +137,7 @@ class Recorder:
 
 
 def recorded() -> list[Declaration]:
-    """The declarations of the tree, in the order in which they are made."""
+    """Return the declarations of the tree, in the order in which they are made."""
     recorder = Recorder()
     with recorder.recording():
         asyncio.run(_deploy(recorder))
@@ -173,14 +173,17 @@ async def _deploy(recorder: Recorder) -> None:
 
 
 def sources(root: Path) -> Iterator[Path]:
-    """The files of the product. The kits are left out: they stand in for core, and declare nothing of their own."""
+    """Yield the files of the product.
+
+    The kits are left out: they stand in for core, and declare nothing of their own.
+    """
     for pattern in ("runtime/src", "libs/*/src", "plugins/*/*/src"):
         for folder in sorted(root.glob(pattern)):
             yield from (path for path in sorted(folder.rglob("*.py")) if "dynamo_testing" not in path.parts)
 
 
 def unreached(files: Iterable[Path], declarations: Iterable[Declaration]) -> list[tuple[Path, int]]:
-    """The places in files, by their lines, that declare a metric and are not those of a declaration."""
+    """Return the places in files, by their lines, that declare a metric and are not those of a declaration."""
     reached: dict[Path, set[int]] = {}
     for one in declarations:
         reached.setdefault(one.file, set()).add(one.line)
@@ -193,7 +196,7 @@ def unreached(files: Iterable[Path], declarations: Iterable[Declaration]) -> lis
 
 
 def _declaring(tree: ast.AST) -> Iterator[range]:
-    """The lines of the calls that declare a metric, whatever the object is called that is asked."""
+    """Yield the lines of the calls that declare a metric, whatever the object is called that is asked."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             method = isinstance(node.func, ast.Attribute) and node.func.attr in KINDS

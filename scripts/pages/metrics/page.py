@@ -73,7 +73,7 @@ class Metric:
 
 
 def metrics(declarations: Iterable[Declaration]) -> list[Metric]:
-    """The metrics of some declarations.
+    """Return the metrics of some declarations.
 
     Raises:
         Undocumented: two declarations of a name differ.
@@ -97,7 +97,7 @@ def _terms(metric: Metric) -> tuple[object, ...]:
 def text(
     declarations: Sequence[Declaration], groups: Sequence[Group] = GROUPS, meanings: Mapping[str, str] = LABELS
 ) -> str:
-    """The tables; `meanings` are those of labels.
+    """Return the tables; `meanings` are those of labels.
 
     Raises:
         Undocumented: a metric has no unit or no group, a label no meaning, or the other way round.

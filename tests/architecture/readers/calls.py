@@ -71,7 +71,7 @@ _wire(
 
 
 def _items(decoder: Callable[[Endpoint], msgspec.msgpack.Decoder[Any]]) -> Callable[[], AsyncGenerator[Feed, None]]:
-    """Items and requests of every endpoint. Both ends catch `UNREADABLE`, and end the one call."""
+    """Return items and requests of every endpoint. Both ends catch `UNREADABLE`, and end the one call."""
 
     async def make() -> AsyncGenerator[Feed, None]:
         endpoints = (GENERATE, EMBED, SCORE, MODEL_FILE, KV_HISTORY)
@@ -170,7 +170,7 @@ _VIEW = msgspec.msgpack.encode(
     raises=[Unreadable],
 )
 async def views_of_other_frontends() -> AsyncGenerator[Feed, None]:
-    """They come as plain values whose depth was checked. What can be read can be summed and shown."""
+    """Yield they come as plain values whose depth was checked. What can be read can be summed and shown."""
     decoder = msgspec.msgpack.Decoder()
 
     def feed(data: bytes) -> None:

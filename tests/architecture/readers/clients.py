@@ -91,7 +91,7 @@ async def requests_of_clients() -> AsyncGenerator[Feed, None]:
 
 
 async def _status(handle: Callable[[web.Request], Awaitable[object]]) -> AsyncGenerator[Feed, None]:
-    """A handler behind HTTP. What it lets through unforeseen is a 500."""
+    """Yield a handler behind HTTP. What it lets through unforeseen is a 500."""
     import aiohttp
 
     app = web.Application(client_max_size=2**26)
@@ -228,10 +228,10 @@ class NoWire:
         return True
 
     def subscribe(self, topic: bytes) -> None:
-        """There is nothing to subscribe at."""
+        """Do nothing: there is nothing to subscribe at."""
 
     def unsubscribe(self, topic: bytes) -> None:
-        """There is nothing to subscribe at."""
+        """Do nothing: there is nothing to subscribe at."""
 
 
 @reader(

@@ -33,7 +33,7 @@ INSTANCE = Instance(instance_id=1, address={"tcp": "127.0.0.1:1/" + "0" * 32}, p
 
 
 async def _put(prefix: str, is_there: Callable[[Any], bool]) -> AsyncGenerator[Feed, None]:
-    """Feeds the record of one worker."""
+    """Feed the record of one worker."""
     nothing = cast(Any, None)
     models = Models(
         discovery=nothing,
@@ -88,7 +88,7 @@ async def thresholds() -> AsyncGenerator[Feed, None]:
 
 @reader(bodies=json_bodies, good=[b"{}"])
 async def stores() -> AsyncGenerator[Feed, None]:
-    """What every discovery tells its watches, whatever the store holds: keys here, values of any kind."""
+    """Yield what every discovery tells its watches, whatever the store holds: keys here, values of any kind."""
     fanout = Fanout()
 
     def feed(data: bytes) -> None:

@@ -61,7 +61,7 @@ async def placed_loads() -> AsyncGenerator[Feed, None]:
     raises=[InvalidArgument],
 )
 async def calls_of_frontends() -> AsyncGenerator[Feed, None]:
-    """What one frontend sends another one, both as the payload and as the reply."""
+    """Yield what one frontend sends another one, both as the payload and as the reply."""
     calls = PeerCalls(cast(Any, None), InprocTransport(PluginConfig(), Metrics()), namespace="dynamo")
     heard: list[Any] = []
 

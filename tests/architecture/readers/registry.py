@@ -29,7 +29,7 @@ class Reader:
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[Feed, None]:
-        """The reader for one test."""
+        """Yield the reader for one test."""
         async with asynccontextmanager(self.make)() as feed:
             yield feed
 
@@ -40,7 +40,7 @@ READERS: dict[str, Reader] = {}
 def reader(
     *sites: str, bodies: Bodies = json_bodies, good: Sequence[bytes] = (), raises: Sequence[type[Exception]] = ()
 ) -> Callable[[Callable[[], AsyncGenerator[Feed, None]]], Callable[[], AsyncGenerator[Feed, None]]]:
-    """Puts a generator among the readers."""
+    """Put a generator among the readers."""
 
     def add(make: Callable[[], AsyncGenerator[Feed, None]]) -> Callable[[], AsyncGenerator[Feed, None]]:
         READERS[make.__name__] = Reader(make, sites, bodies, tuple(good), tuple(raises))
@@ -50,13 +50,13 @@ def reader(
 
 
 def to_json(value: object) -> bytes:
-    """A value as a good body."""
+    """Return a value as a good body."""
     return msgspec.json.encode(value)
 
 
 @asynccontextmanager
 async def says() -> AsyncGenerator[tuple[str, Callable[[bytes], None]], None]:
-    """A server that answers every request with the same bytes: its address, and what sets them."""
+    """Yield a server that answers every request with the same bytes: its address, and what sets them."""
     body = b""
 
     def say(data: bytes) -> None:

@@ -21,7 +21,7 @@ class Place(BaseModel):
 
 
 def weather(city: str) -> str:
-    """Tells the weather in a city.
+    """Tell the weather in a city.
 
     Args:
         city: The name of the city.
@@ -30,5 +30,5 @@ def weather(city: str) -> str:
 
 
 def tell(**found: object) -> None:
-    """Prints results, which the test reads: a line for each API that a program goes over."""
+    """Print results, which the test reads: a line for each API that a program goes over."""
     print(json.dumps(found, default=lambda value: value.model_dump()))

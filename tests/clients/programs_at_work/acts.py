@@ -17,7 +17,7 @@ class Said(BaseModel):
 
 
 def read_file(path: str) -> str:
-    """Reads a file.
+    """Read a file.
 
     Args:
         path: The file.
@@ -26,7 +26,7 @@ def read_file(path: str) -> str:
 
 
 def edit_file(path: str, old: str, new: str) -> str:
-    """Replaces a text in a file.
+    """Replace a text in a file.
 
     Args:
         path: The file.
@@ -41,7 +41,7 @@ def edit_file(path: str, old: str, new: str) -> str:
 
 
 def run_command(command: str) -> str:
-    """Runs a command of the shell.
+    """Run a command of the shell.
 
     Args:
         command: The command.
@@ -54,5 +54,5 @@ TOOLS = (read_file, edit_file, run_command)
 
 
 def tell(**found: object) -> None:
-    """Prints results, which the test reads."""
+    """Print results, which the test reads."""
     print(json.dumps(found, default=lambda value: value.said))

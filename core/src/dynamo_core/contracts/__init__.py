@@ -1,1 +1,1 @@
-"""What a plugin implements. Every contract asks for two or three methods; anything more is a declared capability."""
+"""Contracts that plugins implement. Each has two or three required methods; anything more is a declared capability."""

@@ -26,7 +26,7 @@ class Permit:
     __slots__ = ()
 
     def release(self, output_tokens: int) -> None:
-        """Releases the permit and reports the number of output tokens. Never waits, so no cancellation loses it."""
+        """Release the permit and report the number of output tokens. Never waits, so no cancellation loses it."""
 
 
 class SharedPermit(Permit):
@@ -40,14 +40,14 @@ class SharedPermit(Permit):
         self._tokens = 0
 
     def release(self, output_tokens: int) -> None:
-        """A call has ended."""
+        """Record that a call has ended."""
         self._tokens += output_tokens
         self._left -= 1
         if not self._left:
             self.end()
 
     def end(self) -> None:
-        """Ends the permit: no further call will release it, even if not all calls were made. Safe twice."""
+        """End the permit: no further call will release it, even if not all calls were made. Safe twice."""
         permit, self._permit = self._permit, None
         if permit is not None:
             permit.release(self._tokens)
@@ -83,17 +83,17 @@ class Admission(Plugin, AsyncResource):
         self.services = services
 
     async def start(self) -> None:
-        """Starts background work. Called once."""
+        """Start background work. Called once."""
 
     def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
-        """A quick check before any work is done for the request, tokenization included.
+        """Check the request quickly before any work is done for it, tokenization included.
 
         Raises:
             ServiceOverloaded, RateLimited, QuotaExceeded: `admit` would reject the request anyway.
         """
 
     def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
-        """Whether routers skip a worker with these loads. Only called if the class sets `ARMS_THRESHOLDS`.
+        """Return whether routers skip a worker with these loads. Only called if the class sets `ARMS_THRESHOLDS`.
 
         Called once per worker and change of its load, never per request.
         """
@@ -101,7 +101,7 @@ class Admission(Plugin, AsyncResource):
 
     @abstractmethod
     async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
-        """Admits the request; may wait. `pools` are all the pools that the request will need.
+        """Admit the request; may wait. `pools` are all the pools that the request will need.
 
         Raises:
             ServiceOverloaded: the workers are busy; with `retry_after` in seconds.
@@ -110,4 +110,4 @@ class Admission(Plugin, AsyncResource):
         """
 
     async def aclose(self) -> None:
-        """Stops background work. Safe twice, and without `start`."""
+        """Stop background work. Safe twice, and without `start`."""

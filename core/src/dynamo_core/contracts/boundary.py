@@ -32,7 +32,7 @@ class ContractViolation(BackendUnknown):
 
 
 def make_engine(cls: type[LLMEngine], config: PluginConfig, worker: WorkerConfig) -> LLMEngine:
-    """Constructs an engine.
+    """Construct an engine.
 
     Raises:
         ContractViolation: the constructor does not take these two arguments.
@@ -51,7 +51,7 @@ def make_engine(cls: type[LLMEngine], config: PluginConfig, worker: WorkerConfig
 
 
 async def call_async(engine: LLMEngine, method: str, *args: Any) -> Any:
-    """Calls a method that must be async, and returns its result.
+    """Call a method that must be async, and return its result.
 
     Raises:
         ContractViolation: the method is not async.
@@ -67,7 +67,7 @@ async def call_async(engine: LLMEngine, method: str, *args: Any) -> Any:
 
 
 def expect_type(engine: LLMEngine, method: str, value: Any, kind: type | tuple[type, ...], expected: str) -> None:
-    """Checks the type of a method's result.
+    """Check the type of a method's result.
 
     Raises:
         ContractViolation: the type is another one.
@@ -79,7 +79,7 @@ def expect_type(engine: LLMEngine, method: str, value: Any, kind: type | tuple[t
 
 
 def check_engine_config(engine: LLMEngine, config: Any) -> EngineConfig:
-    """Checks the result of `start`: an `EngineConfig` whose fields have the right types. Empty fields are not checked.
+    """Check the result of `start`: an `EngineConfig` whose fields have the right types. Empty fields are not checked.
 
     Raises:
         ContractViolation: a type is wrong.
@@ -97,7 +97,7 @@ def check_engine_config(engine: LLMEngine, config: Any) -> EngineConfig:
 
 
 def check_sources(engine: LLMEngine, method: str, value: Any, kind: type) -> None:
-    """Checks that a method returned a list of sources of that kind.
+    """Check that a method returned a list of sources of that kind.
 
     Raises:
         ContractViolation: it did not.
@@ -109,7 +109,7 @@ def check_sources(engine: LLMEngine, method: str, value: Any, kind: type) -> Non
 
 
 def check_stream(engine: LLMEngine, items: Any) -> None:
-    """Checks that the result of `generate` can be iterated over.
+    """Check that the result of `generate` can be iterated over.
 
     Raises:
         ContractViolation: it cannot.
@@ -120,7 +120,7 @@ def check_stream(engine: LLMEngine, items: Any) -> None:
 
 
 def stream_fault(engine: LLMEngine, items: Any) -> str:
-    """The message for a result of `generate` that is no stream."""
+    """Return the message for a result of `generate` that is no stream."""
     if inspect.iscoroutine(items):
         items.close()
     return (
@@ -130,7 +130,7 @@ def stream_fault(engine: LLMEngine, items: Any) -> str:
 
 
 def item_fault(engine: LLMEngine, items: Any, item: Any) -> str:
-    """The message for a yielded item that is no engine output."""
+    """Return the message for a yielded item that is no engine output."""
     return (
         f"{qualname(engine, 'generate')} yielded {type_name(item)}, expected an LLMEngineOutput"
         f"{suspended_at(items) or defined_at(engine, 'generate')}"
@@ -138,7 +138,10 @@ def item_fault(engine: LLMEngine, items: Any, item: Any) -> str:
 
 
 def content_fault(item: LLMEngineOutput, vocabulary: int | None) -> str:
-    """The message for an item with wrong fields; empty if all are right. `vocabulary` is the number of token ids."""
+    """Return the message for an item with wrong fields; empty if all are right.
+
+    `vocabulary` is the number of token ids.
+    """
     # The types have not been checked before.
     fields: Any = item
     tokens = fields.token_ids
@@ -167,7 +170,7 @@ def content_fault(item: LLMEngineOutput, vocabulary: int | None) -> str:
 
 
 def usage_fault(usage: CompletionUsage, *, prompt: int | None, tokens: int | None, stopped: bool = False) -> str:
-    """The message for a usage that cannot be right; empty if it can. None means that the number is not known.
+    """Return the message for a usage that cannot be right; empty if it can. None means that the number is not known.
 
     An answer that a stop condition ended (`stopped`) may count the token that ended it, although that token is hidden.
     """
@@ -192,7 +195,7 @@ def usage_fault(usage: CompletionUsage, *, prompt: int | None, tokens: int | Non
 
 
 def author_class(engine: LLMEngine) -> type:
-    """The class that the engine's author wrote."""
+    """Return the class that the engine's author wrote."""
     return type(unwrap(engine))
 
 
@@ -203,12 +206,12 @@ def engine_name(engine: LLMEngine) -> str:
 
 
 def qualname(engine: LLMEngine, method: str) -> str:
-    """The method's full name."""
+    """Return the method's full name."""
     return f"{author_class(engine).__qualname__.rpartition('<locals>.')[2]}.{method}"
 
 
 def type_name(value: Any) -> str:
-    """The type of a value, in words."""
+    """Return the type of a value, in words."""
     if value is None:
         return "None"
     word = type(value).__name__
@@ -216,20 +219,20 @@ def type_name(value: Any) -> str:
 
 
 def defined_at(engine: LLMEngine, method: str) -> str:
-    """The place of a method's definition, in brackets; empty if it is not known."""
+    """Return the place of a method's definition, in brackets; empty if it is not known."""
     function: Any = getattr(author_class(engine), method, None) or getattr(unwrap(engine), method, None)
     code = getattr(function, "__code__", None)
     return "" if code is None else location(code.co_filename, code.co_firstlineno)
 
 
 def suspended_at(items: Any) -> str:
-    """The line at which a generator is suspended: the `yield` of its last item, or its `await`. In brackets."""
+    """Return the line at which a generator is suspended: the `yield` of its last item, or its `await`. In brackets."""
     frame = getattr(items, "ag_frame", None)
     return "" if frame is None else location(frame.f_code.co_filename, frame.f_lineno)
 
 
 def location(filename: str, line: int | None) -> str:
-    """A line of a file, in brackets, as it follows a message."""
+    """Return a line of a file, in brackets, as it follows a message."""
     return f" ({PurePath(filename).name}, line {line})"
 
 

@@ -29,7 +29,7 @@ class EngineLike(Protocol):
 
 
 def as_engine(engine: EngineLike, worker: WorkerConfig) -> LLMEngine:
-    """The engine itself if it is an `LLMEngine`, else one that delegates to it.
+    """Return the engine itself if it is an `LLMEngine`, else one that delegates to it.
 
     Raises:
         ConfigError: the object lacks a method that an engine needs.
@@ -48,12 +48,12 @@ def as_engine(engine: EngineLike, worker: WorkerConfig) -> LLMEngine:
 
 
 def unwrap(engine: LLMEngine) -> object:
-    """The object that the engine's author wrote: the engine itself, or the one that it delegates to."""
+    """Return the object that the engine's author wrote: the engine itself, or the one that it delegates to."""
     return engine.inner if isinstance(engine, _Bridge) else engine
 
 
 def _optional(default: Callable[..., Any]) -> Callable[..., Any]:
-    """The method of the other object that is called as `default` is, or else `default`."""
+    """Return the method of the other object that is called as `default` is, or else `default`."""
 
     def call(self: _Bridge, *arguments: Any) -> Any:
         method = getattr(self.inner, default.__name__, None)

@@ -59,28 +59,28 @@ class ServedContext(EngineContext):
         self._announce: Callable[[Annotated[Any]], None] | None = None
 
     def open(self, announce: Callable[[Annotated[Any]], None]) -> None:
-        """Marks the call as accepted: from now on `announce` sends events beside the handler's items."""
+        """Mark the call as accepted: from now on `announce` sends events beside the handler's items."""
         if self._deferred is not None:
             self._announce = announce
 
     def announce(self, event: Annotated[Any]) -> None:
-        """Sends the caller an event beside the handler's items. Dropped unless the call is open."""
+        """Send the caller an event beside the handler's items. Dropped unless the call is open."""
         if self._announce is not None:
             self._announce(event)
 
     def complete(self) -> None:
-        """Allows nothing but the completing flag to follow."""
+        """Allow nothing but the completing flag to follow."""
         self._announce = None
 
     def defer(self, callback: Callback) -> None:
-        """Runs `callback` at the end of the call; at once if the call has ended."""
+        """Run `callback` at the end of the call; at once if the call has ended."""
         if self._deferred is None:
             callback()
         else:
             self._deferred.append(callback)
 
     def close(self) -> None:
-        """Runs the deferred callbacks, last first. The transport calls it; repeating it does nothing."""
+        """Run the deferred callbacks, last first. The transport calls it; repeating it does nothing."""
         deferred, self._deferred = self._deferred, None
         self._announce = None
         for callback in reversed(deferred or ()):
@@ -99,13 +99,13 @@ class Sink(Protocol):
     """Receives the messages of one attempt from a transport. All methods are called in the event loop's thread."""
 
     def data(self, item: Any) -> None:
-        """One item of data, in order."""
+        """Receive one item of data, in order."""
 
     def event(self, item: Annotated[Any]) -> None:
-        """An error, an annotation, or the flag that completes the stream."""
+        """Receive an error, an annotation, or the flag that completes the stream."""
 
     def closed(self, error: DynamoError | None) -> None:
-        """Ends the stream. Without the completing flag before it, items were lost: `error` says why, if known."""
+        """End the stream. Without the completing flag before it, items were lost: `error` says why, if known."""
 
 
 class Source(AsyncResource):
@@ -113,20 +113,20 @@ class Source(AsyncResource):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Ends the call. If it still runs, the handler's context is stopped as an explicit request of the caller.
+        """End the call. If it still runs, the handler's context is stopped as an explicit request of the caller.
 
         Within one process every ``finally`` of the handler has run when this returns. Safe twice.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Stops the handler's context, and returns at once; the stream then ends by itself."""
+        """Stop the handler's context, and return at once; the stream then ends by itself."""
 
     def pause(self) -> None:
-        """Asks the transport to deliver nothing until `resume`. Messages under way may still arrive."""
+        """Ask the transport to deliver nothing until `resume`. Messages under way may still arrive."""
 
     def resume(self) -> None:
-        """Ends a `pause`."""
+        """End a `pause`."""
 
 
 # The endpoints that every worker serves.

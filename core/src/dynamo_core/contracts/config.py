@@ -29,7 +29,7 @@ class PluginConfig(BaseModel):
             raise TypeError(f"{cls.__name__}.LIVE names {', '.join(sorted(unknown))}, which is no field")
 
     def remarks(self) -> list[str]:
-        """Hints for the operator about valid settings, a sentence each; ``dynamo check`` prints them."""
+        """Return hints for the operator about valid settings, a sentence each; ``dynamo check`` prints them."""
         return []
 
 

@@ -60,27 +60,27 @@ class EngineContext:
         self._children: list[EngineContext] | None = None
 
     def is_stopped(self) -> bool:
-        """Whether the stream should end now. Engines ask this between yields."""
+        """Return whether the stream should end now. Engines ask this between yields."""
         return self._stopped
 
     def is_killed(self) -> bool:
-        """Whether no reader is left."""
+        """Return whether no reader is left."""
         return self._killed
 
     async def stopped(self) -> None:
-        """Returns once the context is stopped."""
+        """Return once the context is stopped."""
         if not self._stopped:
             self._event = self._event or asyncio.Event()
             await self._event.wait()
 
     async def killed(self) -> None:
-        """Returns once the context is killed."""
+        """Return once the context is killed."""
         if not self._killed:
             self._kill_event = self._kill_event or asyncio.Event()
             await self._kill_event.wait()
 
     def stop_generating(self) -> None:
-        """Asks the engine to end the stream with a `cancelled` terminal. Repeating it does nothing."""
+        """Ask the engine to end the stream with a `cancelled` terminal. Repeating it does nothing."""
         if self._stopped:
             return
         self._stopped = True
@@ -98,7 +98,7 @@ class EngineContext:
                 log.exception("a stop callback of request %s failed", self.id)
 
     def kill(self) -> None:
-        """Marks the request as one without a reader; also stops it."""
+        """Mark the request as one without a reader; also stops it."""
         if self._killed:
             return
         self._killed = True
@@ -130,7 +130,7 @@ class EngineContext:
         return remove
 
     def link_child(self, child: EngineContext) -> None:
-        """Stops and kills `child` along with this context."""
+        """Stop and kill `child` along with this context."""
         if self._children is None:
             self._children = []
         self._children.append(child)
@@ -141,7 +141,7 @@ class EngineContext:
 
 
 class GenerateContext:
-    """The argument of `LLMEngine.generate`: the plain context, and what only makes sense while generating."""
+    """The argument of `LLMEngine.generate`: the plain context, with methods for generating."""
 
     __slots__ = ("_first_token", "_inner")
 
@@ -165,31 +165,31 @@ class GenerateContext:
         return self._inner.metadata
 
     def inner(self) -> EngineContext:
-        """The plain context, for tasks that outlive `generate`."""
+        """Return the plain context, for tasks that outlive `generate`."""
         return self._inner
 
     def is_stopped(self) -> bool:
-        """Whether to end the stream now with ``LLMEngineOutput.cancelled()``."""
+        """Return whether to end the stream now with ``LLMEngineOutput.cancelled()``."""
         return self._inner.is_stopped()
 
     def is_killed(self) -> bool:
-        """Whether no reader is left."""
+        """Return whether no reader is left."""
         return self._inner.is_killed()
 
     async def stopped(self) -> None:
-        """Returns once the request is stopped."""
+        """Return once the request is stopped."""
         await self._inner.stopped()
 
     async def killed(self) -> None:
-        """Returns once the request is killed."""
+        """Return once the request is killed."""
         await self._inner.killed()
 
     def stop_generating(self) -> None:
-        """Stops the request from the engine's side."""
+        """Stop the request from the engine's side."""
         self._inner.stop_generating()
 
     def kill(self) -> None:
-        """Kills the request from the engine's side."""
+        """Kill the request from the engine's side."""
         self._inner.kill()
 
     def on_stop(self, callback: Callback) -> Callback:
@@ -197,11 +197,11 @@ class GenerateContext:
         return self._inner.on_stop(callback)
 
     def link_child(self, child: EngineContext) -> None:
-        """Stops and kills `child` along with this request."""
+        """Stop and kill `child` along with this request."""
         self._inner.link_child(child)
 
     def notify_first_token(self) -> None:
-        """Reports the first token before it is yielded. Repeating it does nothing."""
+        """Report the first token before it is yielded. Repeating it does nothing."""
         callback, self._first_token = self._first_token, None
         if callback is not None:
             callback()

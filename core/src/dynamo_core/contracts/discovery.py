@@ -60,9 +60,9 @@ class Lease(AsyncResource):
 
     @abstractmethod
     async def put(self, key: str, value: bytes) -> None:
-        """Writes a record that lives as long as the lease, or a new value of one.
+        """Write a record that lives as long as the lease, or a new value of one.
 
-        Watches tell a new value as one more `PUT`, without a `DELETE` before it.
+        Watch tell a new value as one more `PUT`, without a `DELETE` before it.
 
         Raises:
             ValueError: the value is larger than `MAX_VALUE`.
@@ -70,11 +70,11 @@ class Lease(AsyncResource):
 
     @abstractmethod
     async def remove(self, key: str) -> None:
-        """Removes a record of this lease, if there is one."""
+        """Remove a record of this lease, if there is one."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Removes all records and ends the lease. Safe twice."""
+        """Remove all records and end the lease. Safe twice."""
 
 
 class Discovery(ConnectingPlugin):
@@ -82,19 +82,19 @@ class Discovery(ConnectingPlugin):
 
     @abstractmethod
     async def lease(self, ttl: float | None = None) -> Lease:
-        """A new lease; `ttl` in seconds, None for the plugin's own default."""
+        """Return a new lease; `ttl` in seconds, None for the plugin's own default."""
 
     @abstractmethod
     def watch(self, prefix: str) -> AsyncGenerator[WatchEvent, None]:
-        """A snapshot of all records whose key starts with `prefix`, then every change.
+        """Return a snapshot of all records whose key starts with `prefix`, then every change.
 
         Write it as an async generator; closing it ends the watch.
         """
 
     @abstractmethod
     async def put_value(self, key: str, value: bytes | None) -> None:
-        """Writes a small value that outlives its writer; None removes it. Seen by watches like any record."""
+        """Write a small value that outlives its writer; None removes it. Seen by watches like any record."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Ends all watches and leases of this object. Safe twice, and without `start`."""
+        """End all watches and leases of this object. Safe twice, and without `start`."""

@@ -42,7 +42,7 @@ class DisaggregationMode(enum.StrEnum):
 
     @classmethod
     def parse(cls, text: str) -> DisaggregationMode:
-        """Parses a mode as users write it: in any case, with blanks around it, ``aggregated`` for ``agg``.
+        """Parse a mode as users write it: in any case, with blanks around it, ``aggregated`` for ``agg``.
 
         Raises:
             BackendError.InvalidArgument: there is no such mode.
@@ -202,7 +202,7 @@ class LLMEngine(Plugin, ABC):
 
     @abstractmethod
     async def start(self, worker_id: int) -> EngineConfig:
-        """Makes the engine ready; `generate` may be called as soon as this returns.
+        """Make the engine ready; `generate` may be called as soon as this returns.
 
         `worker_id` is opaque, stable for the process and unique among all workers: it is the instance id in discovery.
         Called once, before registration. Heavy imports belong here. The worker may cancel it when the process is to
@@ -214,7 +214,7 @@ class LLMEngine(Plugin, ABC):
 
     @abstractmethod
     def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        """Answers one request; write it as an async generator.
+        """Answer one request; write it as an async generator.
 
         Exactly one item, the last, carries a `finish_reason`; raising a `BackendError` ends the stream too, and keeps
         its type up to the client. Look at ``ctx.is_stopped()`` between yields, before the first one too, and end with
@@ -266,15 +266,18 @@ class LLMEngine(Plugin, ABC):
         return ()
 
     async def load_sources(self) -> Sequence[LoadSource]:
-        """Called once after `setup_metrics`: one source per rank that reports its load. None by default."""
+        """Return one source per rank that reports its load; called once after `setup_metrics`. None by default."""
         return ()
 
     async def health_check_payload(self) -> dict[str, Any] | None:
-        """The request to probe the engine with, as a map of `PreprocessedRequest` fields; None for the default."""
+        """Return the request to probe the engine with, as a map of `PreprocessedRequest` fields.
+
+        None for the default.
+        """
         return None
 
     def progress(self) -> int:
-        """A counter that grows with the engine's work, such as the steps of its scheduler.
+        """Return a counter that grows with the engine's work, such as the steps of its scheduler.
 
         Called once a second in the event loop, if the capability `PROGRESS` is declared. While the number grows, a
         request without output counts as one that the engine works on. Must return at once.
@@ -289,7 +292,7 @@ class LLMEngine(Plugin, ABC):
         raise NotSupported(f"engine {self.NAME!r} does not make embeddings")
 
     async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
-        """Rates how well each document answers its query.
+        """Rate how well each document answers its query.
 
         Only called if the capability `SCORE` is declared, or `RERANK`, and then with a single query. One score per
         document, the higher the more relevant; frontends sort. `request.pairs` has each query with its document. They
@@ -299,5 +302,5 @@ class LLMEngine(Plugin, ABC):
 
 
 def invalid_argument(message: str) -> BackendError:
-    """The error to raise when an engine rejects its input; the client gets a 400 with the message."""
+    """Return the error to raise when an engine rejects its input; the client gets a 400 with the message."""
     return BackendError.InvalidArgument(message)

@@ -14,11 +14,11 @@ class Publisher(AsyncResource):
 
     @abstractmethod
     def send(self, payload: bytes) -> bool:
-        """Sends without waiting. False if the event was dropped because a bound was reached; drops are counted."""
+        """Send without waiting. False if the event was dropped because a bound was reached; drops are counted."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Stops publishing. Safe twice."""
+        """Stop publishing. Safe twice."""
 
 
 class EventPlane(ABC):
@@ -26,11 +26,11 @@ class EventPlane(ABC):
 
     @abstractmethod
     async def publisher(self, subject: str, lease: Lease) -> Publisher:
-        """A publisher that lives no longer than `lease`, whose id is its source id."""
+        """Return a publisher that lives no longer than `lease`, whose id is its source id."""
 
     @abstractmethod
     def subscribe(self, subject: str, directory: Discovery) -> AsyncGenerator[tuple[int, int, bytes], None]:
-        """Events of all publishers on a subject, present and future, as (source, number, payload).
+        """Return events of all publishers on a subject, present and future, as (source, number, payload).
 
         Numbers count up by one per source; a jump is a gap: events were lost. Write it as an async generator; closing
         it unsubscribes.

@@ -1,4 +1,4 @@
-"""The extension: what runs beside the requests, such as a dashboard or a ledger. It never decides about a request."""
+"""The extension contract: code that runs beside the requests, such as a dashboard or a ledger. It decides nothing."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ class SettingsReport(Protocol):
     """The settings in force."""
 
     def rows(self) -> Sequence[tuple[str, Any, str]]:
-        """Every value as (key, value, origin). Secrets are ``***``."""
+        """Return every value as (key, value, origin). Secrets are ``***``."""
 
 
 class ObservedPool(PoolView, Protocol):
     """The workers of one model in one role, and how each stands."""
 
     def state(self, instance_id: int) -> str:
-        """Why a worker is not routed to now, such as ``busy``, ``down`` or ``full``; else ``free``."""
+        """Return why a worker is not routed to now, such as ``busy``, ``down`` or ``full``; else ``free``."""
 
 
 class ObservedLoads(LoadView, Protocol):
     """The load per worker and rank."""
 
     def own_requests(self, instance_id: int) -> int:
-        """Requests of this frontend on a worker now; `requests` has those of others too, as far as they tell."""
+        """Return requests of this frontend on a worker now; `requests` has those of others too, as far as they tell."""
 
     def own_prefill_tokens(self, instance_id: int, dp_rank: int) -> int:
-        """Tokens of this frontend's requests that are still to be prefilled on a rank."""
+        """Return tokens of this frontend's requests that are still to be prefilled on a rank."""
 
     def used_blocks(self, instance_id: int, dp_rank: int, block_size: int | None) -> int:
-        """KV blocks in use on a rank: what its worker reported last, and what was placed since."""
+        """Return KV blocks in use on a rank: what its worker reported last, and what was placed since."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminAccess:
-    """How operators reach this process.
+    """Access of operators to this process.
 
     `token` is whether they have to show a token. `opens` says whether a text is that token; a route that is not
     `guarded` goes by it. `accept` adds a check that is asked about each request for operators before the token is: it
@@ -69,7 +69,7 @@ class AdminAccess:
 
 @dataclass(frozen=True, slots=True)
 class FrontendView:
-    """What an extension sees of a frontend; see the fields of `ExtensionServices` that are called the same."""
+    """A frontend, as extensions see it; see the fields of the same names in `ExtensionServices`."""
 
     models: ModelDirectory
     pools: Callable[[], Sequence[ObservedPool]]
@@ -158,17 +158,17 @@ class Extension(Plugin, AsyncResource):
         self._tasks = TaskSet()
 
     def routes(self) -> Iterable[HttpRoute]:
-        """The routes of this extension, in a process with a frontend. Called once, before the listeners open.
+        """Return the routes of this extension, in a process with a frontend. Called once, before the listeners open.
 
         Each is on the public or on the admin listener, with its keys and limits. A path that is taken is an error.
         """
         return ()
 
     async def start(self) -> None:
-        """Starts background work. Called once, before the routes can be reached, with a deadline of some seconds."""
+        """Start background work. Called once, before the routes can be reached, with a deadline of some seconds."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Runs background work until `aclose`. If it raises, that is reported as the failure of the extension."""
+        """Run background work until `aclose`. If it raises, that is reported as the failure of the extension."""
         task = self._tasks.spawn(coroutine, name=f"{self.services.name}: {name}")
         task.add_done_callback(self._ended)
         return task

@@ -9,6 +9,7 @@ from pydantic_core import PydanticKnownError
 
 
 def not_a_bool(value: object) -> object:
+    """Return the value unless it is a bool, which is refused as no integer."""
     # pydantic reads true as 1, which hides slips such as `replicas: yes`.
     if isinstance(value, bool):
         raise PydanticKnownError("int_type")
@@ -16,6 +17,7 @@ def not_a_bool(value: object) -> object:
 
 
 def not_a_bool_number(value: object) -> object:
+    """Return the value unless it is a bool, which is refused as no number."""
     if isinstance(value, bool):
         raise PydanticKnownError("float_type")
     return value

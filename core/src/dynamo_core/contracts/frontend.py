@@ -35,13 +35,13 @@ class TokenStream(Protocol):
     def __aiter__(self) -> AsyncIterator[LLMEngineOutput]: ...
 
     async def __anext__(self) -> LLMEngineOutput:
-        """The next merged item. Raises the stream's error, or `StopAsyncIteration` after the complete stream."""
+        """Return the next merged item. Raise the stream's error, or `StopAsyncIteration` after the complete stream."""
 
     def take(self) -> Sequence[LLMEngineOutput]:
-        """All pending items, merged per choice, without waiting; empty if there are none."""
+        """Return all pending items, merged per choice, without waiting; empty if there are none."""
 
     def on_ready(self, callback: Callable[[], None] | None, *, coalesce: int = 1) -> None:
-        """Calls `callback` once per loop turn in which items arrived or the stream ended; at once if so already.
+        """Call `callback` once per loop turn in which items arrived or the stream ended; at once if so already.
 
         With `coalesce`, at most a few hundred, the callback waits for that many items or the end.
         """
@@ -67,13 +67,13 @@ class TokenStream(Protocol):
         """The worker that computed the prompt; None if `instance_id` did that too."""
 
     def pause(self) -> None:
-        """Asks for no more items until `resume`, because the reader cannot keep up."""
+        """Ask for no more items until `resume`, because the reader cannot keep up."""
 
     def resume(self) -> None:
-        """Ends a `pause`."""
+        """End a `pause`."""
 
     async def aclose(self) -> None:
-        """Ends the request in any state. When this returns, all its resources are released. Safe twice."""
+        """End the request in any state. When this returns, all its resources are released. Safe twice."""
 
 
 class ServedModel(Protocol):
@@ -104,10 +104,10 @@ class ServedModel(Protocol):
         """The parsers that its card names; not for models whose engine gives text."""
 
     def file(self, name: str) -> bytes | None:
-        """A file of the model folder, such as ``chat_template.jinja``; None if the card does not list it."""
+        """Return a file of the model folder, such as ``chat_template.jinja``; None if the card does not list it."""
 
     def precheck(self, principal: Principal) -> None:
-        """A quick check before any work is done for a request.
+        """Check a request quickly before any work is done for it.
 
         Raises:
             ServiceOverloaded, RateLimited, QuotaExceeded: `admit` would reject it anyway.
@@ -115,7 +115,7 @@ class ServedModel(Protocol):
         """
 
     async def admit(self, request: PreprocessedRequest, principal: Principal) -> Permit:
-        """Admits a client request that several calls will answer; `request` is the first of them.
+        """Admit a client request that several calls will answer; `request` is the first of them.
 
         The caller passes each call a `SharedPermit` made from the result, and ends that after the last call.
         """
@@ -123,14 +123,14 @@ class ServedModel(Protocol):
     async def generate(
         self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal, permit: Permit | None = None
     ) -> TokenStream:
-        """Admits, routes and starts a request; returns once a worker has accepted it.
+        """Admit, routes and start a request; return once a worker has accepted it.
 
         With `permit` it has been admitted already; the call releases that. Stopping `ctx` stops the request. The caller
         owns the stream and must close it.
         """
 
     async def embed(self, request: EmbedRequest, ctx: EngineContext, principal: Principal) -> EmbedOutput:
-        """Embeds.
+        """Embed.
 
         Raises:
             NotSupported: the engine does not make embeddings.
@@ -139,21 +139,21 @@ class ServedModel(Protocol):
     async def score(
         self, request: ScoreRequest, token_ids: list[int], ctx: EngineContext, principal: Principal
     ) -> ScoreOutput:
-        """Scores documents; `token_ids` are those of all texts, for admission and routing.
+        """Score documents; `token_ids` are those of all texts, for admission and routing.
 
         Raises:
             NotSupported: the engine does not score texts, or takes a single query only.
         """
 
     def explain(self, request: PreprocessedRequest, principal: Principal = ANONYMOUS) -> Sequence[RouteView]:
-        """For operators: how the router rates the workers of each role for a request now. Nothing is reserved."""
+        """Explain to operators how the router rates the workers of each role for a request now. Nothing is reserved."""
 
 
 class ModelDirectory(Protocol):
     """The models that are served now."""
 
     def get(self, name: str) -> ServedModel:
-        """The model with this name.
+        """Return the model with this name.
 
         Raises:
             Unavailable: no model at all is registered, or this one has lost its workers or has prefill workers only.
@@ -161,16 +161,16 @@ class ModelDirectory(Protocol):
         """
 
     def list(self) -> Sequence[ServedModel]:
-        """All models, by name."""
+        """Return all models, by name."""
 
     def missing_roles(self, name: str) -> Sequence[str]:
-        """Roles (as in `ModelCard.worker_type`) that this model lacks to serve requests now.
+        """Return roles (as in `ModelCard.worker_type`) that this model lacks to serve requests now.
 
         Empty if it lacks none, and if it has no workers at all.
         """
 
     def readiness(self) -> Mapping[str, bool]:
-        """Whether each known model can be asked now: those of the config, of workers, and earlier ones."""
+        """Return whether each known model can be asked now: those of the config, of workers, and earlier ones."""
 
     @property
     def synced(self) -> bool:
@@ -183,13 +183,13 @@ class RequestLog(Protocol):
     def begin(
         self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str], principal: Principal = ANONYMOUS
     ) -> InflightRequest:
-        """Counts a request in. `headers` holds lower-case names; `traceparent` and `x-request-id` are used.
+        """Count a request in. `headers` holds lower-case names; `traceparent` and `x-request-id` are used.
 
         The record of the request names the key, the tenant, the user and the session of `principal`.
         """
 
     def refused(self, error_type: str) -> None:
-        """Counts a request that failed before its model was known."""
+        """Count a request that failed before its model was known."""
 
 
 class InflightRequest(Protocol):
@@ -208,22 +208,22 @@ class InflightRequest(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
     def prompt_tokens(self, count: int) -> None:
-        """Records the length of the prompt."""
+        """Record the length of the prompt."""
 
     def output(self, tokens: int) -> None:
-        """Records new tokens that are about to be sent to the client; call once per write, not per token."""
+        """Record new tokens that are about to be sent to the client; call once per write, not per token."""
 
     def routed(self, instance_id: int | None) -> None:
-        """Records the worker that accepted the request; after a migration, another one."""
+        """Record the worker that accepted the request; after a migration, another one."""
 
     def succeed(self, finish_reason: str | None, cached_tokens: int | None = None) -> None:
-        """Records that the whole answer was sent. `cached_tokens` are prompt tokens from the engine's cache."""
+        """Record that the whole answer was sent. `cached_tokens` are prompt tokens from the engine's cache."""
 
     def fail(self, error_type: str, http_status: int, error: BaseException | None = None) -> None:
-        """Records what the client is told, and the error behind it, which operators see if it is the server's."""
+        """Record what the client is told, and the error behind it, which operators see if it is the server's."""
 
     def disconnected(self) -> None:
-        """Records that the client disconnected."""
+        """Record that the client disconnected."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -251,12 +251,12 @@ class FrontendServices:
     routes: Callable[[ListenerName], Sequence[HttpRoute]] = lambda _: ()
 
     def problem_of(self, error: BaseException) -> Problem:
-        """What a client is told of an error, with the status that the settings have for overload."""
+        """Return what a client is told of an error, with the status that the settings have for overload."""
         return problem_of(error, self.overload_status)
 
 
 class Frontend(Plugin, AsyncResource):
-    """An API for clients. Where several are served, each is given the settings of all and one set of services."""
+    """An API for clients. Where several are served, each gets the settings of all and one set of services."""
 
     #: Other frontends, by name, that are served with this one where they are installed and the config lists no APIs.
     COMPANIONS: ClassVar[Sequence[str]] = ()
@@ -269,7 +269,7 @@ class Frontend(Plugin, AsyncResource):
 
     @abstractmethod
     def routes(self) -> Iterable[HttpRoute]:
-        """The routes of this frontend. Called once, before the listeners open.
+        """Return the routes of this frontend. Called once, before the listeners open.
 
         Where there is no admin listener, its routes are served by the public one; of two with the same method and path
         the public one is kept.
@@ -285,7 +285,7 @@ class Frontend(Plugin, AsyncResource):
 
     @abstractmethod
     def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
-        """Makes the tokenizer of a model that has appeared. Called in a thread, once per model.
+        """Make the tokenizer of a model that has appeared. Called in a thread, once per model.
 
         `kind` is what the model's card says; `files` maps the bare names of its files to their contents.
 
@@ -302,7 +302,7 @@ class Frontend(Plugin, AsyncResource):
         return {}
 
     async def start(self) -> None:
-        """Starts background work. Called once, before the routes can be reached."""
+        """Start background work. Called once, before the routes can be reached."""
 
     async def aclose(self) -> None:
-        """Stops background work, after the listeners have closed. Safe twice, and without `start`."""
+        """Stop background work, after the listeners have closed. Safe twice, and without `start`."""

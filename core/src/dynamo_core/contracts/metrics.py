@@ -16,42 +16,45 @@ class CounterLike(Protocol):
     """A counter or one child of it."""
 
     def inc(self, amount: float = 1) -> None:
-        """Counts up."""
+        """Count up."""
 
 
 class GaugeLike(Protocol):
     """A gauge or one child of it."""
 
     def inc(self, amount: float = 1) -> None:
-        """Adds."""
+        """Add."""
 
     def dec(self, amount: float = 1) -> None:
-        """Subtracts."""
+        """Subtract."""
 
     def set(self, value: float) -> None:
-        """Sets."""
+        """Set."""
 
 
 class HistogramLike(Protocol):
     """A histogram or one child of it."""
 
     def observe(self, amount: float) -> None:
-        """Counts one observation, in the unit of the metric's name."""
+        """Count one observation, in the unit of the metric's name."""
 
 
 class MetricFamily(Protocol[ChildT]):
     """A metric with labels; `labels` gives the child for one set of values."""
 
     def labels(self, *values: str) -> ChildT:
-        """The child for these label values, in the order of the label names. Keep it: the look-up is not free."""
+        """Return the child for these label values, in the order of the label names.
+
+        Keep it: the look-up is not free.
+        """
 
     def remove(self, *values: str) -> None:
-        """Removes the child for these label values, if it exists."""
+        """Remove the child for these label values, if it exists."""
 
 
 @runtime_checkable
 class MetricsScope(Protocol):
-    """Makes metrics whose common labels are already filled in.
+    """A factory of metrics whose common labels are already filled in.
 
     Names are used exactly as given, without an added ``_total``. Asking for the same name again gives the same metric.
     `help` is for operators: begin it with what is counted, in the unit of the name ("Requests that", "Seconds from").
@@ -63,24 +66,24 @@ class MetricsScope(Protocol):
         """The registry of this process, for collectors of the plugin's own."""
 
     def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> MetricFamily[CounterLike]:
-        """A counter."""
+        """Return a counter."""
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> MetricFamily[GaugeLike]:
-        """A gauge."""
+        """Return a gauge."""
 
     def histogram(
         self, name: str, help: str, labels: Sequence[str] = (), buckets: Sequence[float] = ()
     ) -> MetricFamily[HistogramLike]:
-        """A histogram with the given upper bounds."""
+        """Return a histogram with the given upper bounds."""
 
     def changed(self) -> None:
-        """Invalidates the cached rendering: the next scrape must show an event such as the end of a request.
+        """Invalidate the cached rendering: the next scrape must show an event such as the end of a request.
 
         Without it a rendering serves further scrapes for a moment.
         """
 
     def bridge(self, source: CollectorRegistry, *, prefixes: Sequence[str]) -> None:
-        """Shows the metrics of another registry whose names begin with one of `prefixes`, with the common labels added.
+        """Show the metrics of another registry whose names begin with one of `prefixes`, with the common labels added.
 
         For libraries that register metrics of their own, such as an engine with its ``vllm:…``. They are collected at
         each scrape. A name that is in use here is left out; a label that is common here gets ``exported_`` in
@@ -91,4 +94,4 @@ class MetricsScope(Protocol):
         """
 
     def unbridge(self) -> None:
-        """Ends the bridges of this scope. Safe twice; the framework calls it."""
+        """End the bridges of this scope. Safe twice; the framework calls it."""

@@ -38,7 +38,7 @@ MAX_FILE_SIZE = 256 * 1024 * 1024
 
 
 def load_folder(path: str | Path) -> dict[str, bytes]:
-    """The known files of a model folder, by bare name. Only `TOKENIZER` must be there.
+    """Return the known files of a model folder, by bare name. Only `TOKENIZER` must be there.
 
     Raises:
         ConfigError: the folder or its tokenizer.json is missing, or a file cannot be read or is too large.
@@ -65,7 +65,7 @@ def load_folder(path: str | Path) -> dict[str, bytes]:
 
 
 def load_template(path: str | Path) -> bytes:
-    """A chat template that is not in the model's folder.
+    """Return a chat template that is not in the model's folder.
 
     Raises:
         ConfigError: there is no such file, or it cannot be read or is too large.
@@ -77,7 +77,7 @@ def load_template(path: str | Path) -> bytes:
 
 
 def _read(path: Path) -> bytes | None:
-    """The content of a file, None if there is none."""
+    """Return the content of a file, None if there is none."""
     try:
         return read_file(path, MAX_FILE_SIZE, pipe=False).data
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""Parsers: from the text of an answer to the parts of the API: content, reasoning, and tool calls.
+"""The parser contract: split the text of an answer into content, reasoning, and tool calls.
 
 One object parses one choice. It takes the text piece by piece and returns the deltas that are certain by then. The
 joined deltas do not depend on how the text is cut into pieces. The work of a `feed` must not grow with the text before
@@ -50,13 +50,13 @@ ParserDelta: TypeAlias = ContentDelta | ReasoningDelta | ToolCallStart | ToolCal
 
 
 def new_call_id() -> str:
-    """An id for a call, in the form that clients of the OpenAI API know."""
+    """Return an id for a call, in the form that clients of the OpenAI API know."""
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """What of a model's folder says how the model writes."""
+    """The parts of a model's folder that say how the model writes."""
 
     #: All chat templates of the folder, joined; or the template that the config names in their place.
     template: str
@@ -85,12 +85,15 @@ class _Parser(Plugin, ABC):
 
     @classmethod
     def recognizes(cls, model: ModelText) -> str | None:
-        """Why a model writes in this format, for a log line: "its template has '<tool_call>'". None if it does not."""
+        """Return why a model writes in this format, for a log line: "its template has '<tool_call>'".
+
+        None if it does not.
+        """
         return None
 
     @classmethod
     def for_model(cls, model: ModelText) -> type[Self]:
-        """The class for one model. Called, if the class is DESCRIBED, where a model's answers are read.
+        """Return the class for one model. Called, if the class is DESCRIBED, where a model's answers are read.
 
         Raises:
             ValueError: the description is missing, or the parser cannot follow it.
@@ -98,22 +101,22 @@ class _Parser(Plugin, ABC):
         return cls
 
     def has_marker_tokens(self, markers: frozenset[str]) -> None:
-        """Called before the first `feed` with those of MARKERS that are single tokens of the model.
+        """Note which of MARKERS are single tokens of the model; called before the first `feed`.
 
         A parser may then take such a marker for markup only where it comes by `feed_marker`.
         """
 
     def feed_marker(self, marker: str) -> list[ParserDelta]:
-        """One of MARKERS, which the model wrote as one token."""
+        """Return one of MARKERS, which the model wrote as one token."""
         return self.feed(marker)
 
     @abstractmethod
     def feed(self, text: str) -> list[ParserDelta]:
-        """The deltas that this piece of text makes certain."""
+        """Return the deltas that this piece of text makes certain."""
 
     @abstractmethod
     def finish(self) -> list[ParserDelta]:
-        """The remaining deltas at the end of the text. Called once, last."""
+        """Return the remaining deltas at the end of the text. Called once, last."""
 
 
 class ToolCallParser(_Parser):
@@ -132,7 +135,7 @@ class ToolCallParser(_Parser):
     def structural_tag(
         cls, tools: Sequence[Mapping[str, Any]], *, parallel: bool, text: bool
     ) -> Mapping[str, Any] | None:
-        """The grammar of an answer that calls these tools, as a format of xgrammar's structural tags.
+        """Return the grammar of an answer that calls these tools, as a format of xgrammar's structural tags.
 
         The arguments of a call obey the schema of its tool. Unless `parallel`, there is one call at most. With `text`
         there may be text before and after calls, and no call at all; without, there is at least one, and nothing else.
@@ -141,10 +144,11 @@ class ToolCallParser(_Parser):
         return None
 
     def buffer_calls(self) -> None:
-        """Called before the first `feed` if the client gets the answer in one piece, at its end.
+        """Hold each call until it is complete.
 
-        The parser may then hold a call back until its arguments are complete. A call that breaks off is content, as
-        all unsound markup. A parser that does nothing here reports such a call with the arguments so far.
+        Called before the first `feed` if the client gets the answer in one piece. The parser may then hold a call back
+        until its arguments are complete. A call that breaks off is content, as all unsound markup. A parser that does
+        nothing here reports such a call with the arguments so far.
         """
 
 
@@ -158,7 +162,7 @@ class ReasoningParser(_Parser):
         self.prompt = prompt
 
     def structural_tag(self) -> Mapping[str, Any] | None:
-        """The grammar of the reasoning before the content, as a format of xgrammar's structural tags.
+        """Return the grammar of the reasoning before the content, as a format of xgrammar's structural tags.
 
         None: there is no such grammar, so that an answer with reasoning cannot be guided.
         """
@@ -196,15 +200,15 @@ class DeltaWriter:
         self._make: Callable[[str], ParserDelta] = ContentDelta
 
     def content(self, text: str) -> None:
-        """Adds content."""
+        """Add content."""
         self._add(ContentDelta, text)
 
     def reasoning(self, text: str) -> None:
-        """Adds reasoning."""
+        """Add reasoning."""
         self._add(ReasoningDelta, text)
 
     def begin_call(self, name: str, id: str | None = None) -> None:
-        """Begins a call; `arguments` belong to it from now on. An `id` that another call has is replaced."""
+        """Begin a call; `arguments` belong to it from now on. An `id` that another call has is replaced."""
         self._join()
         call_id = self._new_id() if not id or id in self._ids else id
         self._ids.add(call_id)
@@ -212,7 +216,7 @@ class DeltaWriter:
         self.calls += 1
 
     def arguments(self, text: str) -> None:
-        """Adds to the arguments of the last call."""
+        """Add to the arguments of the last call."""
         self._add(self._arguments, text)
 
     def repaired(self, kind: str) -> None:
@@ -222,7 +226,7 @@ class DeltaWriter:
             self.repairs[kind] = self.repairs.get(kind, 0) + 1
 
     def take(self) -> list[ParserDelta]:
-        """All deltas since the last call."""
+        """Return all deltas since the last call."""
         self._join()
         deltas, self._deltas = self._deltas, []
         return deltas

@@ -17,7 +17,7 @@ PeerHandler: TypeAlias = Callable[[Any], Awaitable[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PeerReplies:
-    """What the frontends of a deployment have said to one call, by frontend id.
+    """The replies of a deployment's frontends to one call, by frontend id.
 
     Each of `frontends` is in `replies` or in `missing`, which says in a line why there is no reply.
     """
@@ -35,17 +35,17 @@ class FrontendPeers(Protocol):
         """This frontend. Its id changes when its lease was lost."""
 
     def frontends(self) -> Sequence[FrontendRecord]:
-        """This frontend and those that discovery shows, by id. With a transport of one process it is alone."""
+        """Return this frontend and those that discovery shows, by id. With a transport of one process it is alone."""
 
     def serve(self, name: str, handler: PeerHandler) -> None:
-        """Answers calls named `name` until the extension is closed. Extensions do not see the names of others.
+        """Answer calls named `name` until the extension is closed. Extensions do not see the names of others.
 
         Raises:
             ValueError: the extension serves this name already.
         """
 
     async def call_all(self, name: str, payload: Any = None, *, timeout: float) -> PeerReplies:
-        """Calls `name` in every frontend at the same time. Returns within `timeout` seconds, also if one is silent.
+        """Call `name` in every frontend at the same time. Return within `timeout` seconds, also if one is silent.
 
         Raises:
             ValueError: `payload` is no plain value, or larger than `MAX_PAYLOAD`.

@@ -1,4 +1,4 @@
-"""What all plugin classes have in common."""
+"""The base of all plugin classes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Plugin:
             raise TypeError(f"{cls.__name__} has no reconfigure, but {cls.Config.__name__}.LIVE names fields")
 
     async def reconfigure(self, config: PluginConfig) -> None:
-        """Takes settings that differ from the present ones in fields of `Config.LIVE` only: all of them, or none.
+        """Take settings that differ from the present ones in fields of `Config.LIVE` only: all of them, or none.
 
         Called on each object of the class, started or not, while requests run; those go on. It raises if it cannot take
         them; then it may be called with the former settings too.
@@ -70,11 +70,11 @@ class ConnectingPlugin(Plugin, AsyncResource):
         self.metrics = metrics
 
     async def start(self) -> None:
-        """Connects to the server, or opens what all calls share. Called once before anything else.
+        """Connect to the server, or open what all calls share. Called once before anything else.
 
         It reports with `wait_for` what it waits for. An error that waiting cannot mend is a `ConfigError`.
         """
 
     def wait_for(self, reason: str) -> None:
-        """Sets what `start` waits for; empty when it no longer waits."""
+        """Set what `start` waits for; empty when it no longer waits."""
         self.waits_for = reason

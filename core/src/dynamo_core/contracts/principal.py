@@ -1,4 +1,4 @@
-"""The identity behind a client request: what its key says, and what the request itself says."""
+"""The identity behind a client request, from its API key and its body."""
 
 from __future__ import annotations
 
@@ -29,11 +29,17 @@ class Principal:
     headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
 
     def allows(self, model: str) -> bool:
-        """Whether the key covers this model. A model that it does not cover is treated as one that does not exist."""
+        """Return whether the key covers this model.
+
+        A model that it does not cover is treated as one that does not exist.
+        """
         return self.models is None or model in self.models
 
     def asking(self, *, user: str = "", session: str = "") -> Principal:
-        """This principal with the end user and the session that a request names; an empty value changes nothing."""
+        """Return this principal with the end user and the session that a request names.
+
+        An empty value changes nothing.
+        """
         user, session = user or self.user, session or self.session
         if user == self.user and session == self.session:
             return self

@@ -1,4 +1,4 @@
-"""Request events: what happens to each client request, for extensions. A few per request, none per token, no text.
+"""Request events: the life of each client request, for extensions. A few per request, none per token, no text.
 
 Events hold what the frontend knows already, so that making one costs little. msgspec can encode them.
 """
@@ -21,7 +21,7 @@ CAPACITY: Final = 4096
 
 
 class RequestEvent(msgspec.Struct, frozen=True, gc=False, tag_field="event"):
-    """What all events have. `time` is in seconds of `time.monotonic`, the clock of the event loop of this process."""
+    """The base of all events. `time` is in seconds of `time.monotonic`, the clock of this process's event loop."""
 
     request_id: str
     time: float
@@ -137,22 +137,22 @@ class Subscription(AsyncResource):
 
     @abstractmethod
     async def __anext__(self) -> RequestEvent:
-        """The next event; ends the iteration once the subscription is closed and all that it held was read."""
+        """Return the next event; ends the iteration once the subscription is closed and all that it held was read."""
 
     @abstractmethod
     async def batch(self) -> list[RequestEvent]:
-        """All events that are held, at least one; none once the subscription is closed and all was read."""
+        """Return all events that are held, at least one; none once the subscription is closed and all was read."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Takes no further events; those that are held can still be read. Safe twice."""
+        """Take no further events; those that are held can still be read. Safe twice."""
 
 
 class RequestEvents(Protocol):
-    """Where an extension subscribes to what happens to requests."""
+    """The subscription point of extensions for request events."""
 
     def subscribe(self, capacity: int = CAPACITY, candidates: int = 0) -> Subscription:
-        """Begins to hold events, `capacity` of them at most. The extension's subscriptions end with it.
+        """Begin to hold events, `capacity` of them at most. The extension's subscriptions end with it.
 
         `candidates` is how many ranks `RequestRouted` lists. It costs time for each request, so ask for few.
         """

@@ -1,4 +1,4 @@
-"""Response stores: where a frontend keeps responses and conversations between requests.
+"""The response store contract: keep responses and conversations between requests.
 
 A store knows neither responses nor conversations: it keeps bytes under keys, for one owner at a time, for a while.
 """
@@ -52,11 +52,11 @@ class ResponseStore(Plugin, AsyncResource):
         self.services = services
 
     async def start(self) -> None:
-        """Opens what the calls share. Called once before anything else. What waiting cannot mend is a `ConfigError`."""
+        """Open what the calls share. Called once before anything else. What waiting cannot mend is a `ConfigError`."""
 
     @abstractmethod
     async def put(self, owner: str, records: Mapping[str, bytes], ttl: float, expected: Expected = None) -> bool:
-        """Writes all of these records, or none, each for `ttl` seconds from now; they are durable when it returns.
+        """Write all of these records, or none, each for `ttl` seconds from now; they are durable when it returns.
 
         With `expected`, nothing is written, and False returned, unless each of its keys holds exactly that; None stands
         for no record. No other writer comes between the look and the write.
@@ -68,8 +68,9 @@ class ResponseStore(Plugin, AsyncResource):
 
     @abstractmethod
     async def get(self, owner: str, keys: Sequence[str], ttl: float | None = None) -> list[bytes | None]:
-        """The records of these keys in their order; None for one that is not there. With `ttl` those found live that
-        long from now.
+        """Return the records of these keys in their order; None for one that is not there.
+
+        With `ttl` those found live that long from now.
 
         Raises:
             Unavailable, CannotConnect: the store cannot be used now.
@@ -77,11 +78,11 @@ class ResponseStore(Plugin, AsyncResource):
 
     @abstractmethod
     async def delete(self, owner: str, keys: Sequence[str]) -> None:
-        """Removes records; one that is not there is fine.
+        """Remove records; one that is not there is fine.
 
         Raises:
             Unavailable, CannotConnect: the store cannot be used now.
         """
 
     async def aclose(self) -> None:
-        """Closes what `start` opened. Safe twice, and without `start`."""
+        """Close what `start` opened. Safe twice, and without `start`."""

@@ -1,4 +1,4 @@
-"""The router: chooses the worker of a request. Core keeps the accounting; the router only decides."""
+"""The router contract: choose the worker of a request. Core keeps the accounting; the router only decides."""
 
 from __future__ import annotations
 
@@ -50,30 +50,36 @@ class PoolView(Protocol):
         """Those of `instances` that take new requests: neither cordoned nor draining, but perhaps busy or down."""
 
     def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:
-        """Workers that may be routed to now: in service, not excluded, not reported down, not busy; in order of
-        registration."""
+        """Return workers that may be routed to now: in service, not excluded, not reported down, not busy.
+
+        In order of registration.
+        """
 
 
 class LoadView(Protocol):
     """The load that core accounts for, per worker and rank."""
 
     def requests(self, instance_id: int) -> int:
-        """Requests active on a worker now, all ranks together."""
+        """Return the requests active on a worker now, all ranks together."""
 
     def prefill_tokens(self, instance_id: int, dp_rank: int = 0) -> int:
-        """Tokens still to be prefilled on a rank."""
+        """Return tokens still to be prefilled on a rank."""
 
     def blocks(self, instance_id: int, dp_rank: int = 0) -> int:
-        """Different KV blocks held by active requests on a rank."""
+        """Return different KV blocks held by active requests on a rank."""
 
     def loads(self, ranks: Sequence[tuple[int, int]], chain: Sequence[int] = ()) -> Sequence[tuple[int, int, int]]:
-        """Of many ranks (instance id and rank) at once: tokens still to be prefilled, different KV blocks held, and how
-        many blocks of `chain`, sequence hashes from the start of a prompt, active requests of this process hold."""
+        """Return the loads of many ranks (instance id and rank).
+
+        They are tokens still to be prefilled, different KV blocks held, and how many blocks of `chain`, sequence hashes
+        from the start of a prompt, active requests of this process hold.
+        """
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls `callback` whenever a request of this process comes to a worker, has its prompt prefilled, or leaves.
+        """Call `callback` whenever a request of this process comes to a worker, have its prompt prefilled, or leave.
 
-        Returns a function that unregisters it. The callback must be quick."""
+        Return a function that unregisters it. The callback must be quick.
+        """
 
 
 class Phase(enum.StrEnum):
@@ -106,11 +112,11 @@ class RoutingRequest:
     _blocks: dict[int, list[int]] = field(default_factory=dict)
 
     def in_phase(self, phase: Phase, request: PreprocessedRequest) -> RoutingRequest:
-        """For the choice of another worker: `request` has the same prompt, so that known hashes are kept."""
+        """Return a copy to choose another worker: `request` has the same prompt, so that known hashes are kept."""
         return RoutingRequest(request, self.request_id, phase=phase, principal=self.principal, _hashes=self._hashes)
 
     def known_hashes(self, block_size: int | None) -> list[int]:
-        """The sequence hashes of the prompt if a router has computed them, else none."""
+        """Return the sequence hashes of the prompt if a router has computed them, else none."""
         known = self._hashes.get(block_size) if block_size else None
         return known[1] if known is not None else []
 
@@ -127,7 +133,7 @@ class RoutingRequest:
         return known
 
     def block_hashes(self, block_size: int) -> list[int]:
-        """The first half of `hashes` alone. Raises as that does."""
+        """Return the first half of `hashes` alone. Raise as that does."""
         blocks = self._blocks.get(block_size)
         if blocks is None:
             hints = self.request.routing
@@ -144,13 +150,13 @@ class RouteWatcher(Protocol):
     """The load tracker calls it for a request on its route, in this order. Must be quick, and not raise."""
 
     def entered(self, attempt_id: str) -> None:
-        """The request counts on the worker from now on. Not called for a route that is not taken."""
+        """Count the request on the worker from now on. Not called for a route that is not taken."""
 
     def prefilled(self) -> None:
-        """Its first item came. May be called more than once, or not at all."""
+        """Record that its first item came. May be called more than once, or not at all."""
 
     def left(self) -> None:
-        """The request has ended. Called once for each route that was entered."""
+        """Record that the request has ended. Called once for each route that was entered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +224,7 @@ class EndpointCaller(Protocol):
     async def __call__(
         self, instance: Instance, endpoint: Endpoint, request: object, *, timeout: float
     ) -> list[object]:
-        """All items of the stream.
+        """Return all items of the stream.
 
         Raises:
             DynamoError: the call was refused, failed, or took longer than `timeout` seconds.
@@ -226,7 +232,7 @@ class EndpointCaller(Protocol):
 
 
 def no_worker(pool: PoolView) -> DynamoError:
-    """Why no worker of the pool is eligible: `ServiceOverloaded` if one is in service, else `Unavailable`."""
+    """Return why no worker of the pool is eligible: `ServiceOverloaded` if one is in service, else `Unavailable`."""
     if pool.in_service:
         return ServiceOverloaded()
     if pool.instances:
@@ -245,11 +251,11 @@ class Router(Plugin, AsyncResource):
         self.services = services
 
     async def start(self) -> None:
-        """Starts background work, such as reading events. Called once."""
+        """Start background work, such as reading events. Called once."""
 
     @abstractmethod
     async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
-        """Chooses among ``pool.eligible(request.excluded)``.
+        """Choose among ``pool.eligible(request.excluded)``.
 
         Raises:
             ServiceOverloaded: workers exist but none may be routed to now.
@@ -262,7 +268,7 @@ class Router(Plugin, AsyncResource):
         return False
 
     def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
-        """Rates every rank that may be chosen for a request now, without choosing or counting anything.
+        """Rate every rank that may be chosen for a request now, without choosing or counting anything.
 
         None, the default: the router has no costs.
 
@@ -272,4 +278,4 @@ class Router(Plugin, AsyncResource):
         return None
 
     async def aclose(self) -> None:
-        """Stops background work. Safe twice, and without `start`."""
+        """Stop background work. Safe twice, and without `start`."""

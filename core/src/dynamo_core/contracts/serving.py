@@ -23,26 +23,29 @@ STOP_GRACE = 2.0
 
 
 class ServerStream(Protocol):
-    """Where a served call puts what the handler yields."""
+    """The sink of a served call for the items that the handler yields."""
 
     async def accepted(self) -> None:
-        """The handler took the call. Returns when the caller can learn of it, even if the handler blocks the event loop
-        from now on; nothing else may be put in before."""
+        """Record that the handler took the call.
+
+        Return when the caller can learn of it, even if the handler blocks the event loop from now on; nothing else may
+        be put in before.
+        """
 
     def refused(self, error: DynamoError) -> None:
-        """The handler did not take the call. Nothing follows."""
+        """Record that the handler did not take the call. Nothing follows."""
 
     def data(self, item: Any) -> None:
-        """One item of data."""
+        """Send one item of data."""
 
     def event(self, item: Annotated[Any]) -> None:
-        """An annotation, an error, or the completing flag."""
+        """Send an annotation, an error, or the completing flag."""
 
     def room(self) -> Awaitable[None] | None:
-        """None if more may be put in at once; else something that returns when more may be."""
+        """Return none if more may be put in at once; else something that returns when more may be."""
 
     def ended(self, error: DynamoError | None) -> None:
-        """The handler, with every ``finally`` in it, has run to its end; called once, also after a refusal.
+        """Record that the handler, with every ``finally`` in it, has run to its end; called once, also after a refusal.
 
         `error` is set when the call was cut off from this side, so that the completing flag was not sent.
         """
@@ -67,26 +70,26 @@ class ServedCall:
         self._lost = False
 
     def start(self, owner: TaskSet) -> None:
-        """Starts serving; `owner` keeps the task."""
+        """Start serving; `owner` keeps the task."""
         self._task = owner.spawn(self._run(), name=f"serve-{self._ctx.attempt_id}")
         self._task.add_done_callback(self._finished)
         self._ctx.on_stop(self._arm)
 
     def stop(self, *, kill: bool = False) -> None:
-        """The caller gave up: stops (or kills) the context, and cancels a handler that does not end in time."""
+        """Stop (or kill) the context when the caller gave up, and cancel a handler that does not end in time."""
         if kill:
             self._ctx.kill()
         else:
             self._ctx.stop_generating()
 
     def lost(self) -> None:
-        """The connection broke: the handler is closed without being told that the caller gave up."""
+        """Close the handler of a broken connection, without telling it that the caller gave up."""
         self._lost = True
         if self._task is not None:
             self._task.cancel()
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the handler, with every ``finally`` in it, has run to its end; whether it did in `timeout` s.
+        """Wait until the handler, with every ``finally`` in it, has run to its end; whether it did in `timeout` s.
 
         Without a timeout, a second longer than a stopped handler may take.
         """

@@ -1,4 +1,4 @@
-"""When a worker is busy: thresholds over the load of its ranks, and the views to read and change them."""
+"""Busy thresholds over the load of a worker's ranks, and the views to read and change them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Thresholds:
     active_prefill_tokens_threshold_frac: float | None = None
 
     def __bool__(self) -> bool:
-        """Whether any is set."""
+        """Return whether any is set."""
         return (
             self.active_decode_blocks_threshold is not None
             or self.active_prefill_tokens_threshold is not None
@@ -54,7 +54,7 @@ class Thresholds:
         )
 
     def exceeded(self, rank: RankLoad) -> bool:
-        """Whether a rank is above one of the bounds. A rank at the bound is not."""
+        """Return whether a rank is above one of the bounds. A rank at the bound is not."""
         share, total = self.active_decode_blocks_threshold, rank.kv_total_blocks
         # The fill level of a cache of unknown size is unknown.
         if share is not None and total is not None and total > 0 and rank.active_decode_blocks / total > share:
@@ -70,17 +70,17 @@ class Thresholds:
         return rank.active_prefill_tokens > fraction * batch
 
     def busy(self, ranks: Sequence[RankLoad]) -> bool:
-        """Whether a worker is busy: all its ranks are. A worker without known ranks is not."""
+        """Return whether a worker is busy: all its ranks are. A worker without known ranks is not."""
         return bool(self) and bool(ranks) and all(self.exceeded(rank) for rank in ranks)
 
     def with_changes(self, changes: Changes) -> Thresholds:
-        """A copy with some bounds replaced. The changes have been checked."""
+        """Return a copy with some bounds replaced. The changes have been checked."""
         values = {name: changes[name] if name in changes else getattr(self, name) for name in THRESHOLDS}
         return Thresholds(**values)  # type: ignore[arg-type]
 
 
 def check_changes(changes: Changes) -> None:
-    """Whether thresholds are in range.
+    """Check that thresholds are in range.
 
     Raises:
         ValueError: naming the first that is not.
@@ -100,7 +100,7 @@ class ThresholdView(Protocol):
     """The thresholds in force."""
 
     def of(self, model: str) -> Thresholds:
-        """Those of a model."""
+        """Return those of a model."""
 
 
 class ThresholdControl(ThresholdView, Protocol):
@@ -111,10 +111,10 @@ class ThresholdControl(ThresholdView, Protocol):
         """Whether the admission plugin goes by them."""
 
     def changed_models(self) -> Iterable[str]:
-        """Models with thresholds set through `change`, whether they are registered or not."""
+        """Return models with thresholds set through `change`, whether they are registered or not."""
 
     async def change(self, model: str, changes: Changes) -> Thresholds:
-        """Sets some of a model's thresholds for all frontends and returns all of them. The others follow within 1 s.
+        """Set some of a model's thresholds for all frontends and return all of them. The others follow within 1 s.
 
         Raises:
             ValueError: one is out of range.
@@ -122,7 +122,7 @@ class ThresholdControl(ThresholdView, Protocol):
         """
 
     async def reset(self, model: str) -> Thresholds:
-        """Drops the thresholds set through `change`: the configuration counts again.
+        """Drop the thresholds set through `change`: the configuration counts again.
 
         Raises:
             DynamoError: the store cannot be written.
@@ -130,7 +130,7 @@ class ThresholdControl(ThresholdView, Protocol):
 
 
 class _NoThresholds:
-    """Nothing is set."""
+    """Thresholds without any bound."""
 
     def of(self, model: str) -> Thresholds:
         return _NONE

@@ -17,10 +17,10 @@ class StreamDecoder(Protocol):
     """
 
     def step(self, token_ids: Sequence[int]) -> str:
-        """The text that is certain with these ids; may be empty."""
+        """Return the text that is certain with these ids; may be empty."""
 
     def flush(self) -> str:
-        """The rest of the text at the end; an incomplete character becomes U+FFFD."""
+        """Return the rest of the text at the end; an incomplete character becomes U+FFFD."""
 
 
 class Tokenizer(Protocol):
@@ -39,20 +39,20 @@ class Tokenizer(Protocol):
         """The ids that end a sequence."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text.
+        """Return the ids of a text.
 
         Raises:
             InvalidArgument: the text is not valid Unicode (a lone surrogate).
         """
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids; ids that are not in the vocabulary are left out."""
+        """Return the text of ids; ids that are not in the vocabulary are left out."""
 
     def stream(self, *, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> StreamDecoder:
-        """A decoder for one stream of output. Special tokens in `keep` are never skipped.
+        """Return a decoder for one stream of output. Special tokens in `keep` are never skipped.
 
         A tokenizer may lack the parameter `keep`: parsers of answers then see all special tokens, or none.
         """
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for; empty if the id is not in the vocabulary."""
+        """Return the bytes that one token stands for; empty if the id is not in the vocabulary."""

@@ -1,4 +1,4 @@
-"""The request plane: how a call reaches a worker and its stream comes back."""
+"""The request plane: the transport contract for calls to a worker and their streams."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Served(AsyncResource):
 
     @abstractmethod
     async def drain(self, timeout: float) -> bool:
-        """Refuses new calls and waits up to `timeout` seconds for running ones; whether all ended by themselves."""
+        """Refuse new calls and wait up to `timeout` seconds for running ones; whether all ended by themselves."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Stops serving and ends what still runs. Safe twice."""
+        """Stop serving and end what still runs. Safe twice."""
 
 
 class Transport(ConnectingPlugin):
@@ -39,13 +39,13 @@ class Transport(ConnectingPlugin):
 
     @abstractmethod
     async def serve(self, instance_id: int, endpoint: Endpoint, handler: Handler) -> Served:
-        """Serves `endpoint` of the worker `instance_id` until the result is closed."""
+        """Serve `endpoint` of the worker `instance_id` until the result is closed."""
 
     @abstractmethod
     async def call(
         self, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
     ) -> Source:
-        """Calls an endpoint of one worker and returns once the worker has accepted.
+        """Call an endpoint of one worker and return once the worker has accepted.
 
         Stopping `ctx` stops the handler's context, as an explicit request. Once this returns the sink is fed, and
         `Sink.closed` is called exactly once. If this raises, the sink has not been touched. `Sink.event` and
@@ -59,8 +59,8 @@ class Transport(ConnectingPlugin):
 
     @abstractmethod
     def events(self) -> EventPlane:
-        """The event plane that comes with this transport."""
+        """Return the event plane that comes with this transport."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Ends all calls and closes everything. Safe twice, and without `start`."""
+        """End all calls and close everything. Safe twice, and without `start`."""

@@ -1,4 +1,4 @@
-"""Hooks that offer classes. Each is called once, at assembly, on the plugin that the config names."""
+"""Hooks that register plugin classes. Each is called once, at assembly, on the plugin that the config names."""
 
 from __future__ import annotations
 
@@ -20,59 +20,89 @@ if TYPE_CHECKING:
 
 @hookspec
 def dynamo_register_engines() -> list[type[LLMEngine]]:  # type: ignore[empty-body]
-    """Engines of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
-    stops the start with the plugin's name."""
+    """Return engines of this plugin.
+
+    Called once when it is loaded; each class is known by its `NAME`; an exception stops the start with the plugin's
+    name.
+    """
 
 
 @hookspec
 def dynamo_register_transports() -> list[type[Transport]]:  # type: ignore[empty-body]
-    """Transports of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception stops
-    the start with the plugin's name."""
+    """Return transports of this plugin.
+
+    Called once when it is loaded; each class is known by its `NAME`; an exception stops the start with the plugin's
+    name.
+    """
 
 
 @hookspec
 def dynamo_register_discovery() -> list[type[Discovery]]:  # type: ignore[empty-body]
-    """Discovery back ends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an
-    exception stops the start with the plugin's name."""
+    """Return the discovery back ends of this plugin.
+
+    Called once when it is loaded; each class is known by its `NAME`; an exception stops the start with the plugin's
+    name.
+    """
 
 
 @hookspec
 def dynamo_register_routers() -> list[type[Router]]:  # type: ignore[empty-body]
-    """Routers of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
-    stops the start with the plugin's name."""
+    """Return routers of this plugin.
+
+    Called once when it is loaded; each class is known by its `NAME`; an exception stops the start with the plugin's
+    name.
+    """
 
 
 @hookspec
 def dynamo_register_admission() -> list[type[Admission]]:  # type: ignore[empty-body]
-    """Admission policies of this plugin. Called once when it is loaded; each class is known by its `NAME`; an
-    exception stops the start with the plugin's name."""
+    """Return admission policies of this plugin.
+
+    Called once when it is loaded; each class is known by its `NAME`; an exception stops the start with the plugin's
+    name.
+    """
 
 
 @hookspec
 def dynamo_register_frontends() -> list[type[Frontend]]:  # type: ignore[empty-body]
-    """Frontends of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
-    stops the start with the plugin's name."""
+    """Return frontends of this plugin.
+
+    Called once when it is loaded; each class is known by its `NAME`; an exception stops the start with the plugin's
+    name.
+    """
 
 
 @hookspec
 def dynamo_register_response_stores() -> list[type[ResponseStore]]:  # type: ignore[empty-body]
-    """Response stores of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
-    stops the start with the plugin's name."""
+    """Return response stores of this plugin.
+
+    Called once when it is loaded; each class is known by its `NAME`; an exception stops the start with the plugin's
+    name.
+    """
 
 
 @hookspec
 def dynamo_register_extensions() -> list[type[Extension]]:  # type: ignore[empty-body]
-    """Extensions of this plugin. Called once when it is loaded; each class is known by its `NAME`; an exception
-    stops the start with the plugin's name."""
+    """Return extensions of this plugin.
+
+    Called once when it is loaded; each class is known by its `NAME`; an exception stops the start with the plugin's
+    name.
+    """
 
 
 @hookspec
 def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:  # type: ignore[empty-body]
-    """Parsers of this plugin that find calls of tools. Called once when it is loaded; each class is known by its
-    `NAME`; an exception stops the start with the plugin's name."""
+    """Return parsers of this plugin that find calls of tools.
+
+    Called once when it is loaded; each class is known by its `NAME`; an exception stops the start with the plugin's
+    name.
+    """
 
 
 @hookspec
 def dynamo_register_reasoning_parsers() -> list[type[ReasoningParser]]:  # type: ignore[empty-body]
-    """Parsers of this plugin that tell reasoning from content. Called once when it is loaded; each class is known by
-    its `NAME`; an exception stops the start with the plugin's name."""
+    """Return parsers of this plugin that tell reasoning from content.
+
+    Called once when it is loaded; each class is known by its `NAME`; an exception stops the start with the plugin's
+    name.
+    """

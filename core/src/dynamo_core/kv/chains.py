@@ -25,12 +25,12 @@ _private = count(-1, -1)
 
 
 def unshared_blocks(number: int) -> list[int]:
-    """Ids of blocks that no other request shares. No two are alike in one process."""
+    """Return ids of blocks that no other request shares. No two are alike in one process."""
     return list(islice(_private, number))
 
 
 def depths(chain: Sequence[int], sets: Mapping[int, int], among: int) -> list[tuple[int, int]]:
-    """How far along `chain` the ranks in `among` come: depths, each with the set of ranks that come exactly so far.
+    """Return how far the ranks in `among` come along `chain`: depths, each with the ranks that reach exactly it.
 
     `sets` maps each block to the set of ranks that hold it; restricted to `among` these sets must only shrink along the
     chain. Ranks that do not hold its first block are left out.
@@ -90,7 +90,7 @@ class ActiveChains:
         self._slots = 0
 
     def __len__(self) -> int:
-        """How many ranks have requests."""
+        """Return how many ranks have requests."""
         return len(self._ranks)
 
     @property
@@ -104,27 +104,27 @@ class ActiveChains:
         return len(self._map)
 
     def requests(self, rank: Rank) -> int:
-        """Requests active on a rank."""
+        """Return the requests active on a rank."""
         load = self._ranks.get(rank)
         return len(load.requests) if load is not None else 0
 
     def prefill_tokens(self, rank: Rank) -> int:
-        """Tokens of a rank's requests whose prefill has not been completed."""
+        """Return tokens of a rank's requests whose prefill has not been completed."""
         load = self._ranks.get(rank)
         return load.prefill_tokens if load is not None else 0
 
     def blocks(self, rank: Rank) -> int:
-        """How many different blocks the requests of a rank hold."""
+        """Return how many different blocks the requests of a rank hold."""
         load = self._ranks.get(rank)
         return load.blocks if load is not None else 0
 
     def held(self, rank: Rank) -> int:
-        """The same, and beside them the blocks that were added without a hash."""
+        """Return the same, and beside them the blocks that were added without a hash."""
         load = self._ranks.get(rank)
         return load.blocks + load.unhashed if load is not None else 0
 
     def loads(self, ranks: Sequence[Rank], chain: Sequence[int] = ()) -> list[Load]:
-        """The load of each rank, as a router weighs it."""
+        """Return the load of each rank, as a router weighs it."""
         get = self._ranks.get
         shared = depths(chain, self._map, -1) if chain else []
         if not shared:
@@ -148,9 +148,9 @@ class ActiveChains:
         ]
 
     def add(self, rank: Rank, request_id: str, chain: Sequence[int], new_tokens: int, unhashed: int = 0) -> int:
-        """Counts a request in, with the sequence hashes of its blocks, each once and from the first.
+        """Count a request in, with the sequence hashes of its blocks, each once and from the first.
 
-        `unhashed` are further blocks, of which no hash is known. Returns how many more blocks the rank holds now.
+        `unhashed` are further blocks, of which no hash is known. Return how many more blocks the rank holds now.
 
         Raises:
             KeyError: the request is already active on that rank.
@@ -166,7 +166,7 @@ class ActiveChains:
         return self._hold(load, chain) + unhashed if chain else unhashed
 
     def _hold(self, load: _RankLoad, chain: Sequence[int]) -> int:
-        """Puts a request's blocks on a rank; how many it did not hold."""
+        """Put a request's blocks on a rank; how many it did not hold."""
         table, bit, length = self._map, load.bit, len(chain)
         if chain[0] not in table:
             # The most frequent case: no request of the rank begins like this.
@@ -188,7 +188,7 @@ class ActiveChains:
         return length - shared
 
     def complete_prefill(self, rank: Rank, request_id: str) -> bool:
-        """Takes the request's tokens off the prefill count; False if it is not active. Repeating it changes nothing."""
+        """Take the request's tokens off the prefill count; False if it is not active. Repeating it changes nothing."""
         load = self._ranks.get(rank)
         entry = load.requests.get(request_id) if load is not None else None
         if load is None or entry is None:
@@ -200,7 +200,7 @@ class ActiveChains:
         return True
 
     def free(self, rank: Rank, request_id: str) -> bool:
-        """Counts the request out; False if it was not active."""
+        """Count the request out; False if it was not active."""
         load = self._ranks.get(rank)
         entry = load.requests.pop(request_id, None) if load is not None else None
         if load is None or entry is None:
@@ -225,7 +225,7 @@ class ActiveChains:
         return load
 
     def _release(self, load: _RankLoad, chain: Sequence[int]) -> None:
-        """Takes the blocks off a rank that only one of its requests held, the end of a chain."""
+        """Take the blocks off a rank that only one of its requests held, the end of a chain."""
         kept = self._kept(load, chain) if load.parts else 0
         own = chain
         if kept:
@@ -246,7 +246,7 @@ class ActiveChains:
 
     @staticmethod
     def _kept(load: _RankLoad, chain: Sequence[int]) -> int:
-        """How many blocks of a chain stay when a request with it ends: up to where it parts last from another."""
+        """Return how many blocks of a chain stay when its request ends: up to its last fork from another."""
         parts = load.parts
         if len(parts) * 4 < len(chain):
             length = len(chain)
@@ -258,7 +258,7 @@ class ActiveChains:
 
 
 def _reach(chain: Sequence[int], sets: Mapping[int, int], members: int) -> int:
-    """How far along a chain any of `members` comes; the sets must only shrink along it."""
+    """Return how far along a chain any of `members` comes; the sets must only shrink along it."""
     get = sets.get
     if not chain or not get(chain[0], 0) & members:
         return 0

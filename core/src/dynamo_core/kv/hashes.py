@@ -25,16 +25,17 @@ SCHEME = f"xxh3-64/{SEED}"
 
 
 def lora_seed(lora_name: str | None) -> int:
-    """The seed of block hashes made under an adapter; `SEED` without one."""
+    """Return the seed of block hashes made under an adapter; `SEED` without one."""
     if not lora_name:
         return SEED
     return (SEED + _xxh3(lora_name.encode())) % 2**64
 
 
 def block_seed(lora_name: str | None = None, cache_salt: str | None = None) -> int:
-    """The seed of block hashes under an adapter and a salt. Requests share blocks only with requests of the same salt.
+    """Return the seed of block hashes under an adapter and a salt.
 
-    How the original mixes a salt in is not known; hashes under a salt are this project's own.
+    Requests share blocks only with requests of the same salt. How the original mixes a salt in is not known; hashes
+    under a salt are this project's own.
     """
     seed = lora_seed(lora_name)
     return (seed + _xxh3(cache_salt.encode(), SEED)) % 2**64 if cache_salt else seed
@@ -43,7 +44,7 @@ def block_seed(lora_name: str | None = None, cache_salt: str | None = None) -> i
 def block_hashes(
     token_ids: Sequence[int], block_size: int, *, lora_name: str | None = None, cache_salt: str | None = None
 ) -> list[int]:
-    """One unsigned 64-bit hash per full block of `block_size` tokens.
+    """Return one unsigned 64-bit hash per full block of `block_size` tokens.
 
     Raises:
         ValueError: `block_size` is not positive.
@@ -62,7 +63,7 @@ def block_hashes(
 
 
 def sequence_hashes(blocks: Sequence[int]) -> list[int]:
-    """The chained hash of every prefix, given the block hashes."""
+    """Return the chained hash of every prefix, given the block hashes."""
     if not blocks:
         return []
     current = blocks[0]
@@ -74,10 +75,10 @@ def sequence_hashes(blocks: Sequence[int]) -> list[int]:
 
 
 def to_signed(value: int) -> int:
-    """The same 64 bits as a signed number."""
+    """Return the same 64 bits as a signed number."""
     return value - 2**64 if value >= 2**63 else value
 
 
 def to_unsigned(value: int) -> int:
-    """The same 64 bits as an unsigned number."""
+    """Return the same 64 bits as an unsigned number."""
     return value + 2**64 if value < 0 else value

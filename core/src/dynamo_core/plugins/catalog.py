@@ -1,4 +1,4 @@
-"""What is installed, and what of it is loaded."""
+"""The catalog of installed and loaded plugins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dynamo_core.plugins.loader import PluginLoader
 
 @dataclass(frozen=True, slots=True)
 class InstalledPlugin:
-    """One plugin as an operator sees it. `hooks` is filled in once it is loaded, since only importing tells.
+    """One plugin as operators see it. `hooks` is filled in once it is loaded, since only an import reveals them.
 
     `kind` is empty if the entry point's name does not begin with a known kind: such a plugin cannot be picked.
     """
@@ -30,7 +30,7 @@ class Catalog:
         self._loader = loader
 
     def installed(self) -> list[InstalledPlugin]:
-        """Every plugin there is, by kind and name."""
+        """Return every plugin there is, by kind and name."""
         return [
             InstalledPlugin(
                 kind=entry.kind,

@@ -1,4 +1,4 @@
-"""Hooks: the listeners, and how they are called.
+"""Hooks: register listeners and call them.
 
 pluggy keeps the specifications and checks the signatures. The calls are made here, one listener at a time: pluggy stops
 at the first exception, and a failing listener must not keep the others from being called.
@@ -43,11 +43,11 @@ class Hooks:
         self._manager.add_hookspecs(type(name, (), {name: register}))
 
     def names(self) -> list[str]:
-        """Every hook there is, sorted."""
+        """Return every hook there is, sorted."""
         return sorted(name for name, caller in vars(self._manager.hook).items() if caller.has_spec())
 
     def add(self, listener: object, name: str) -> None:
-        """Registers a module or an object whose hook implementations carry the marker `hookimpl`.
+        """Register a module or an object whose hook implementations carry the marker `hookimpl`.
 
         Raises:
             HookError: an implementation is misspelled, asks for an unknown parameter, or is a coroutine. The listener
@@ -62,18 +62,18 @@ class Hooks:
             raise HookError(" ".join(str(error).split())) from error
 
     def implemented_by(self, listener: object) -> list[str]:
-        """The hooks that a registered listener implements, sorted; empty if it is not registered."""
+        """Return the hooks that a registered listener implements, sorted; empty if it is not registered."""
         return sorted(caller.name for caller in self._manager.get_hookcallers(listener) or ())
 
     def implementation(self, hook_name: str, listener: object) -> Callable[..., Any] | None:
-        """What one listener implements a hook with; None if it does not."""
+        """Return what one listener implements a hook with; None if it does not."""
         for implementation in self._caller(hook_name).get_hookimpls():
             if implementation.plugin is listener:
                 return implementation.function
         return None
 
     def announce(self, hook_name: str, **kwargs: object) -> None:
-        """Calls every listener, the last registered first. A failure is logged by name; the others are still called.
+        """Call every listener, the last registered first. A failure is logged by name; the others are still called.
 
         Raises:
             ValueError: there is no such hook, or a parameter of it is missing. Always the caller's mistake.

@@ -1,4 +1,4 @@
-"""Loads the plugins that the config names, and nothing else."""
+"""The plugin loader: import the plugins that the config names, and nothing else."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PARSER_KINDS = (TOOL_PARSER, REASONING_PARSER)
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """What a kind of plugin implements, and the hook that offers it. The class is named, as not all are needed."""
+    """The contract of a kind of plugin, and the hook that offers it. The class is named, as not all are needed."""
 
     hook: str
     module: str
@@ -84,7 +84,7 @@ _OURS = {
 
 
 class PluginLoader:
-    """Knows what is installed, loads plugins by kind and name, and holds the hooks they listen to.
+    """A loader that finds installed plugins, loads them by kind and name, and holds their hooks.
 
     The application makes one and hands it down. Making it reads metadata; it imports no plugin. `files` are the plugins
     of one file that may be loaded: those that the config file of this process names.
@@ -109,15 +109,15 @@ class PluginLoader:
         return sorted(self._entries, key=BY_NAME)
 
     def is_loaded(self, entry: PluginEntry) -> bool:
-        """Whether this plugin was asked for and loaded without an error."""
+        """Return whether this plugin was asked for and loaded without an error."""
         return entry in self._loaded
 
     def hooks_of(self, entry: PluginEntry) -> list[str]:
-        """The hooks that a loaded plugin implements, sorted."""
+        """Return the hooks that a loaded plugin implements, sorted."""
         return self.hooks.implemented_by(self._modules[entry.target]) if entry in self._loaded else []
 
     def register_builtin(self, listener: object, name: str) -> None:
-        """Adds a listener that comes with core: a module or an object with hook implementations.
+        """Add a listener that comes with core: a module or an object with hook implementations.
 
         Raises:
             PluginError: it does not fit the hooks.
@@ -128,7 +128,7 @@ class PluginLoader:
             raise PluginError(f"built-in listener {name}: {error}", cause=error) from error
 
     def find(self, kind: str, name: str) -> PluginEntry:
-        """The plugin of this kind and name, from metadata alone, or the file that a name stands for.
+        """Return the plugin of this kind and name, from metadata alone, or the file that a name stands for.
 
         Raises:
             PluginError: there is none, or more than one distribution offers it, or the file is not to be trusted.
@@ -144,7 +144,7 @@ class PluginLoader:
         return found[0]
 
     def load(self, kind: str, name: str) -> type[Plugin]:
-        """The class of a plugin. Loading it again gives the same class.
+        """Return the class of a plugin. Loading it again gives the same class.
 
         Raises:
             PluginError: it is not installed, is offered twice, cannot be imported, was made for another version of the
@@ -162,7 +162,7 @@ class PluginLoader:
         return cls
 
     def offered(self, kind: str, entry: PluginEntry) -> list[type[Plugin]]:
-        """All classes of a kind that the module of a plugin offers, whatever the plugin's own kind and name.
+        """Return all classes of a kind that the module of a plugin offers, whatever the plugin's own kind and name.
 
         A plugin of one file is one class.
 
@@ -178,7 +178,7 @@ class PluginLoader:
         return classes
 
     def listen(self, name: str) -> None:
-        """Loads a plugin of the kind ``hook``, which only listens.
+        """Load a plugin of the kind ``hook``, which only listens.
 
         Raises:
             PluginError: as `load`, or the module implements no hook.
@@ -298,7 +298,7 @@ class _TrustedFile(ExecutionLoader):
 
 
 def _import_file(entry: PluginEntry) -> ModuleType:
-    """Runs a plugin of one file as a module, whose name is the same in every process."""
+    """Run a plugin of one file as a module, whose name is the same in every process."""
     loader = _TrustedFile(entry.target)
     name = f"dynamo_file_{zlib.crc32(entry.target.encode()):08x}_{Path(entry.target).stem}"
     spec = ModuleSpec(name, loader, origin=entry.target)

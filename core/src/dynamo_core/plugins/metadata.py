@@ -1,4 +1,4 @@
-"""What the installed distributions offer, read from their metadata alone: nothing is imported."""
+"""Plugin metadata, read from the installed distributions without an import."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PluginEntry:
 
     @classmethod
     def of_file(cls, kind: str, name: str, path: Path) -> PluginEntry:
-        """The entry of a plugin of one file."""
+        """Return the entry of a plugin of one file."""
         return cls(kind, name, ONE_FILE, "", str(path))
 
     @property
@@ -55,7 +55,7 @@ BY_NAME = attrgetter("kind", "name", "distribution")
 
 
 def find_plugins() -> list[PluginEntry]:
-    """All entry points of the group, by kind, name and distribution.
+    """Return all entry points of the group, by kind, name and distribution.
 
     A distribution that lies twice on the path counts once, where it is found first, as for an import.
     """

@@ -1,4 +1,4 @@
-"""Values that travel between processes, and how foreign bytes are read. Structs only grow at the end."""
+"""Values that travel between processes, and decoding of foreign bytes. Structs only grow at the end."""
 
 from dynamo_core.lazy import exports as _exports
 

@@ -1,4 +1,4 @@
-"""The checks of records: frontends apply them when they read, workers before they register."""
+"""Checks of discovery records. Frontends apply them when they read, workers before they register."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _frontends = msgspec.json.Decoder(FrontendRecord)
 
 
 def read_card(data: bytes) -> ModelCard:
-    """The card in a record.
+    """Return the card in a record.
 
     Raises:
         Unreadable: it is no card, one of another protocol, or one with a value that no worker may publish.
@@ -36,7 +36,7 @@ def read_card(data: bytes) -> ModelCard:
 
 
 def read_instance(data: bytes) -> Instance:
-    """The instance in a record.
+    """Return the instance in a record.
 
     Raises:
         Unreadable: it is no instance, or one of another protocol or in a state that is not known.
@@ -48,7 +48,7 @@ def read_instance(data: bytes) -> Instance:
 
 
 def read_frontend(data: bytes) -> FrontendRecord:
-    """The frontend in a record.
+    """Return the frontend in a record.
 
     Raises:
         Unreadable: it is no frontend, one of another protocol, or its id is none.
@@ -61,7 +61,7 @@ def read_frontend(data: bytes) -> FrontendRecord:
 
 
 def check_card(card: ModelCard) -> None:
-    """Rejects a card that frontends could not use.
+    """Reject a card that frontends could not use.
 
     Raises:
         Unreadable: the name, a number, or how deeply `runtime_data` is nested.
@@ -75,7 +75,7 @@ def check_card(card: ModelCard) -> None:
 
 
 def check_state(state: str) -> None:
-    """Rejects a state that no worker can be in.
+    """Reject a state that no worker can be in.
 
     Raises:
         Unreadable: it is not one of `WORKER_STATES`.
@@ -86,7 +86,7 @@ def check_state(state: str) -> None:
 
 
 def check_model_name(name: str) -> None:
-    """Rejects a name that lists, logs and metrics could not show as it is.
+    """Reject a name that lists, logs and metrics could not show as it is.
 
     Raises:
         ValueError: it is blank, longer than `MAX_NAME` characters, or has control or format characters, such as those
@@ -101,7 +101,7 @@ def check_model_name(name: str) -> None:
 
 
 def _check_proto(proto: int) -> None:
-    """Records of a version that is understood are read; others are refused by name."""
+    """Refuse a record of a version that this one does not read, by name."""
     if proto not in ACCEPTED_PROTOS:
         raise Unreadable(f"it speaks protocol {proto}, this process speaks {PROTO}")
 

@@ -56,7 +56,7 @@ class RouterEvent(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KvSeen(msgspec.Struct, array_like=True, frozen=True):
-    """How far a router has followed one rank: the last applied event of an epoch."""
+    """A router's position in the events of one rank: the last applied event of an epoch."""
 
     dp_rank: int
     epoch: int

@@ -1,4 +1,4 @@
-"""Ids: of instances as text, of requests, and those that clients give their requests.
+"""Ids: instance ids as text, request ids, and request ids chosen by clients.
 
 An instance id is written as 16 hexadecimal digits, the same in logs, metrics, JSON and on the command line. JSON has no
 such numbers: most clients read one of 64 bits as the nearest of 53.
@@ -17,12 +17,12 @@ _LONGEST = 256
 
 
 def format_instance_id(instance_id: int) -> str:
-    """The id for people and for JSON. In a log line that may not be written, ``%016x`` does the same."""
+    """Return the id for people and for JSON. In a log line that may not be written, ``%016x`` does the same."""
     return f"{instance_id:016x}"
 
 
 def parse_instance_id(value: str | int) -> int:
-    """The id that a number or its text stands for.
+    """Return the id that a number or its text stands for.
 
     Raises:
         ValueError: it is neither.
@@ -34,14 +34,14 @@ def parse_instance_id(value: str | int) -> int:
 
 
 def new_request_id() -> str:
-    """A random UUID, version 4. `uuid.uuid4` takes four times as long for the same."""
+    """Return a random UUID, version 4. `uuid.uuid4` takes four times as long for the same."""
     text = os.urandom(16).hex()
     variant = "89ab"[int(text[16], 16) & 3]
     return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{variant}{text[17:20]}-{text[20:]}"
 
 
 def client_request_id(value: str | None) -> str | None:
-    """The client's own id of its request, if that is short and visible ASCII."""
+    """Return the client's own id of its request, if that is short and visible ASCII."""
     if value and len(value) <= _LONGEST and all("!" <= char <= "~" for char in value):
         return value
     return None

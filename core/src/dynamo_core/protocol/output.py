@@ -27,7 +27,7 @@ class FinishReason(enum.StrEnum):
         return cls.CANCELLED if value == "abort" else None
 
     def to_openai(self) -> str:
-        """The name of the reason in the OpenAI API."""
+        """Return the name of the reason in the OpenAI API."""
         return _OPENAI_REASON[self]
 
 
@@ -97,31 +97,31 @@ class LLMEngineOutput(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def stop(cls) -> LLMEngineOutput:
-        """A terminal: a stop condition was met."""
+        """Return a terminal: a stop condition was met."""
         return cls(finish_reason=FinishReason.STOP)
 
     @classmethod
     def length(cls) -> LLMEngineOutput:
-        """A terminal: the token limit was reached."""
+        """Return a terminal: the token limit was reached."""
         return cls(finish_reason=FinishReason.LENGTH)
 
     @classmethod
     def cancelled(cls) -> LLMEngineOutput:
-        """A terminal: the engine saw the request cancelled."""
+        """Return a terminal: the engine saw the request cancelled."""
         return cls(finish_reason=FinishReason.CANCELLED)
 
     @classmethod
     def error(cls, message: str) -> LLMEngineOutput:
-        """A terminal that carries a failure as text. Raising a `BackendError` instead keeps its type."""
+        """Return a terminal that carries a failure as text. Raising a `BackendError` instead keeps its type."""
         return cls(finish_reason=FinishReason.ERROR, error_message=message)
 
     def with_tokens(self, token_ids: Sequence[int]) -> LLMEngineOutput:
-        """Sets the new tokens and returns the item itself."""
+        """Set the new tokens and return the item itself."""
         self.token_ids = list(token_ids)
         return self
 
     def with_usage(self, usage: CompletionUsage) -> LLMEngineOutput:
-        """Sets the usage and returns the item itself."""
+        """Set the usage and return the item itself."""
         self.completion_usage = usage
         return self
 
@@ -131,17 +131,17 @@ class chunk:  # noqa: N801 - reads as a namespace: chunk.token(7)
 
     @staticmethod
     def token(token_id: int) -> LLMEngineOutput:
-        """An item with one new token."""
+        """Return an item with one new token."""
         return LLMEngineOutput([token_id])
 
     @staticmethod
     def tokens(token_ids: Sequence[int]) -> LLMEngineOutput:
-        """An item with several new tokens."""
+        """Return an item with several new tokens."""
         return LLMEngineOutput(list(token_ids))
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> CompletionUsage:
-    """Usage with the total filled in."""
+    """Return usage with the total filled in."""
     return CompletionUsage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
@@ -150,7 +150,7 @@ def usage(prompt_tokens: int, completion_tokens: int) -> CompletionUsage:
 
 
 def merge_outputs(items: Sequence[LLMEngineOutput]) -> list[LLMEngineOutput]:
-    """Merges the pending items of one stream: neighbours of the same choice become one item.
+    """Merge the pending items of one stream: neighbours of the same choice become one item.
 
     Tokens, texts and log-probabilities are joined in order; the last finish reason, usage and engine data win. Items
     with a ready-made `delta` or `text_logprobs` are never merged. The given items are left as they are.

@@ -1,4 +1,4 @@
-"""Reads bytes that another process wrote. Every fault in them becomes one error with a short text."""
+"""Decoding of bytes from another process. Every fault becomes one error with a short text."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Unreadable(ValueError):
 
 
 class Decoder(Protocol[T_co]):
-    """What msgspec's decoders have in common."""
+    """The base of msgspec decoders with our errors."""
 
     def decode(self, data: Any, /) -> T_co:
-        """The value of some bytes."""
+        """Return the value of some bytes."""
         ...
 
 
 def read(decoder: Decoder[T], data: bytes | memoryview | str) -> T:
-    """Decodes a value that another process wrote.
+    """Decode a value that another process wrote.
 
     Raises:
         Unreadable: it is not of the decoder's type.
@@ -45,7 +45,7 @@ def read(decoder: Decoder[T], data: bytes | memoryview | str) -> T:
 
 
 def read_json(data: bytes | str) -> Any:
-    """A JSON value of any kind, as Python's own parser takes it: the settings of models may hold ``Infinity``.
+    """Return a JSON value of any kind, as Python's own parser takes it: the settings of models may hold ``Infinity``.
 
     Raises:
         Unreadable: it is no JSON, or nested too deeply to be read.
@@ -57,7 +57,7 @@ def read_json(data: bytes | str) -> Any:
 
 
 def check_depth(value: object) -> None:
-    """Makes sure that a decoded value can be compared, encoded and shown.
+    """Make sure that a decoded value can be compared, encoded and shown.
 
     Raises:
         Unreadable: it has more than `MAX_DEPTH` lists and maps inside each other.
@@ -77,6 +77,6 @@ def _parts(value: object) -> Iterable[object]:
 
 
 def shown(text: str, limit: int = SHOWN) -> str:
-    """A foreign text as messages may hold it: on one line, cut at `limit` characters, nothing in it invisible."""
+    """Return a foreign text fit for messages: on one line, cut at `limit` characters, nothing invisible."""
     cut = text if len(text) <= limit else text[:limit] + "…"
     return cut if cut.isprintable() else repr(cut)[1:-1]

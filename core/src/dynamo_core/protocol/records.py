@@ -164,7 +164,7 @@ class ModelCard(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
 
 
 class EventSource(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
-    """Where the events of one publisher on one subject can be subscribed to."""
+    """The address of one publisher's events on one subject."""
 
     subject: str
     source: int
@@ -173,7 +173,7 @@ class EventSource(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True)
 
 
 class FrontendRecord(msgspec.Struct, omit_defaults=True, kw_only=True, frozen=True):
-    """One frontend process. `address` is where other frontends call it; see `Instance` for what is called the same.
+    """One frontend process. `address` is for calls of other frontends; see `Instance` for fields of the same names.
 
     `version` is that of its distribution ``dynamo-core``; `replica` tells it from others of the same port.
     """

@@ -8,7 +8,7 @@ import msgspec
 
 
 class TraceLink(msgspec.Struct, frozen=True):
-    """Where a predecessor's span can be found: 32 and 16 hex digits."""
+    """A link to a predecessor's span: 32 and 16 hex digits."""
 
     trace_id: str
     span_id: str
@@ -27,7 +27,7 @@ class GuidedDecodingOptions(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class StopConditions(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """When generation ends. `max_tokens` and `min_tokens` count output tokens."""
+    """Conditions that end the generation. `max_tokens` and `min_tokens` count output tokens."""
 
     max_tokens: int | None = None
     stop: list[str] | None = None
@@ -39,7 +39,7 @@ class StopConditions(msgspec.Struct, omit_defaults=True, kw_only=True):
     max_thinking_tokens: int | None = None
 
     def apply_ignore_eos(self) -> None:
-        """With `ignore_eos` every stop string and stop id is cleared: only the token limit ends the output."""
+        """Clear every stop string and stop id if `ignore_eos` is set: only the token limit ends the output."""
         if self.ignore_eos:
             self.stop = None
             self.stop_token_ids = None
@@ -47,7 +47,7 @@ class StopConditions(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class SamplingOptions(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """How the next token is chosen. None means the engine's own default."""
+    """Options for choosing the next token. None means the engine's own default."""
 
     n: int | None = None
     best_of: int | None = None
@@ -116,14 +116,14 @@ class RouterConfigOverride(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class PrefillResult(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What a prefill worker hands to the decode worker; the content of `disaggregated_params` is the engine's own."""
+    """The handoff of a prefill to a decode worker; the content of `disaggregated_params` is the engine's own."""
 
     disaggregated_params: Any
     prompt_tokens_details: dict[str, Any] | None = None
 
 
 class BootstrapInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Where prefill and decode engines meet to move the KV cache themselves."""
+    """The meeting point of prefill and decode engines that move the KV cache themselves."""
 
     bootstrap_host: str
     bootstrap_port: int

@@ -22,7 +22,7 @@ class UnreadableWarner:
     """
 
     def __init__(self, log: logging.Logger, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """`what` is the kind of thing that has the names, such as "record"; `clock` counts seconds."""
+        """Take as `what` the kind of thing that has the names, such as "record"; `clock` counts seconds."""
         self._log = log
         self._what = what
         self._clock = clock
@@ -32,7 +32,7 @@ class UnreadableWarner:
         self._filled_at = clock()
 
     def warn(self, name: str, reason: object) -> None:
-        """Reports that the thing with this name is skipped."""
+        """Report that the thing with this name is skipped."""
         if name in self._warned:
             return
         now = self._clock()
@@ -51,6 +51,6 @@ class UnreadableWarner:
         )
 
     def readable(self, name: str) -> None:
-        """Reports that the thing with this name can be read, or is gone: its next failure is warned about again."""
+        """Report that the thing with this name can be read, or is gone: its next failure is warned about again."""
         if self._warned:
             self._warned.discard(name)

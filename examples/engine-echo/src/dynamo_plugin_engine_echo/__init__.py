@@ -7,7 +7,7 @@ DYNAMO_API = 1
 
 @hookimpl
 def dynamo_register_engines() -> list[type[LLMEngine]]:
-    """Offers the engine. It is imported here, and not above, so that this module stays light."""
+    """Offer the engine. It is imported here, and not above, so that this module stays light."""
     from .engine import EchoEngine
 
     return [EchoEngine]

@@ -1,1 +1,1 @@
-"""The way from a parsed request to the events of an answer, which every API shares and words in its own shape."""
+"""The generation pipeline: from a parsed request to the events of an answer, in no API's own shape."""

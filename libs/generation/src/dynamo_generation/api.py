@@ -1,4 +1,4 @@
-"""An API for clients: a frontend whose routes ask models, beside others that share what it needs."""
+"""An API plugin: a frontend whose routes ask models, beside other APIs on the same listener."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Generation:
 
 
 class Api(Frontend):
-    """A frontend that generates. Subclasses tell their operations."""
+    """A frontend that generates. Subclasses list their operations."""
 
     Config: ClassVar[type[PluginConfig]] = GenerationConfig
 

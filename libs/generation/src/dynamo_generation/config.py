@@ -1,4 +1,4 @@
-"""The settings that every API has: how requests are read, and how far answers may lag behind."""
+"""The settings shared by all APIs: how requests are read, and how far answers may lag behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that large requests took is given back to the system.
+"""Return of freed heap memory to the system after large requests.
 
 Python and the tokenizers free it, and the C library keeps it: up to a gigabyte, for good. It is asked for what it keeps
 when the process has become larger. Of this only the C library of GNU needs it; with any other nothing is done.
@@ -38,7 +38,7 @@ def resident() -> int:
 
 
 def trim() -> bool:
-    """Have the C library give back what it keeps, and return whether it is one that can. Takes milliseconds."""
+    """Have the C library give back what it keeps, and return whether it is one that can. Take milliseconds."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):

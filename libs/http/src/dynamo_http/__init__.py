@@ -1,4 +1,4 @@
-"""HTTP listeners of this process and what every one of them serves: limits, error bodies, health, metrics."""
+"""HTTP listeners of a process, with limits, error bodies, health and metrics."""
 
 from dynamo_core.lazy import exports as _exports
 

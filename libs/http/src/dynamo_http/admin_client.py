@@ -1,4 +1,4 @@
-"""How commands ask a running frontend what is for operators."""
+"""The client of commands for the operators' routes of a running frontend."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLE = "http://127.0.0.1:8000"
 
 
 def admin_options(command: CommandT) -> CommandT:
-    """Adds ``--url``, ``--token``, ``--ca`` and ``--timeout``, which `AdminClient.of` takes."""
+    """Add ``--url``, ``--token``, ``--ca`` and ``--timeout``, which `AdminClient.of` takes."""
     decorators = [
         click.option(
             "--url",
@@ -45,7 +45,7 @@ def admin_options(command: CommandT) -> CommandT:
 
 @dataclass(frozen=True, slots=True)
 class AdminClient:
-    """Where the frontend is, how errors name it (by what the user has set), and how it is asked."""
+    """A client of a frontend's operators' routes. Errors name the frontend by the user's setting for it."""
 
     url: str
     name: str
@@ -57,7 +57,7 @@ class AdminClient:
     def of(
         cls, ctx: click.Context, *, url: str | None, token: str | None, ca: Path | None, timeout: float
     ) -> AdminClient:
-        """What the options of `admin_options` say.
+        """Return what the options of `admin_options` say.
 
         Raises:
             ConfigError: the environment names no port.
@@ -73,7 +73,7 @@ class AdminClient:
         return cls(here, name, token, ca, timeout)
 
     async def ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
-        """Status and answer of the frontend.
+        """Return status and answer of the frontend.
 
         Raises:
             ConfigError: there is none, or it is something else.
@@ -108,7 +108,7 @@ class AdminClient:
 
 
 def reason_of(answer: Any) -> str:
-    """Why the frontend refuses, from its answer."""
+    """Return why the frontend refuses, from its answer."""
     error = answer.get("error") if isinstance(answer, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
     return str(message or "the frontend refuses")

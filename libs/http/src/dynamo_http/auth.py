@@ -1,4 +1,4 @@
-"""Who may ask: API keys for models, and one token for operators.
+"""Authentication: API keys for models, and one token for operators.
 
 The process knows hashes only. Keys are long and random, so that one round of SHA-256 is enough; it would not be for
 passwords.
@@ -39,12 +39,12 @@ _BEARER = "bearer "
 
 
 def new_key() -> str:
-    """A key with 256 random bits."""
+    """Return a key with 256 random bits."""
     return f"dyn-{secrets.token_urlsafe(32)}"
 
 
 def hash_of(key: str) -> str:
-    """A key as the settings hold it."""
+    """Return a key as the settings hold it."""
     return PREFIX + _digest(key).hex()
 
 
@@ -54,7 +54,7 @@ def _digest(key: str) -> bytes:
 
 
 def _stored(where: str, secret: str) -> bytes:
-    """The digest of a key that is given as such or as its hash."""
+    """Return the digest of a key that is given as such or as its hash."""
     if secret.startswith(PREFIX):
         try:
             digest = bytes.fromhex(secret.removeprefix(PREFIX))
@@ -77,7 +77,7 @@ class _Known:
 
 
 class _Guard(ABC):
-    """Protects routes by a key. `failed` is told why a request was turned away: ``missing`` or ``unknown``.
+    """A guard of routes by a key. `failed` gets the reason of each refusal: ``missing`` or ``unknown``.
 
     `missing` and `unknown` are what the caller is told then.
     """
@@ -92,7 +92,7 @@ class _Guard(ABC):
         self._texts = {MISSING: missing, UNKNOWN: unknown}
 
     def protect(self, route: HttpRoute) -> HttpRoute:
-        """The route, for requests with a key; its handler finds out with `principal_of` whose it is."""
+        """Return the route, for requests with a key; its handler finds out with `principal_of` whose it is."""
         handler = route.handler
 
         async def handle(http: web.Request) -> web.StreamResponse:
@@ -108,7 +108,7 @@ class _Guard(ABC):
         return replace(route, handler=handle)
 
     def knows(self, http: web.Request) -> bool:
-        """Whether a request has a key that opens these routes."""
+        """Return whether a request has a key that opens these routes."""
         presented = _presented(http)
         return presented is not None and self._identify(presented) is not None
 
@@ -127,7 +127,7 @@ class ApiKeys(_Guard):
     def load(
         cls, settings: AuthSettings, env: Mapping[str, str], failed: Callable[[str], None] = lambda _: None
     ) -> ApiKeys | None:
-        """The keys of the settings; None if there are none. `env` holds those that are given as variables.
+        """Return the keys of the settings; None if there are none. `env` holds those that are given as variables.
 
         Raises:
             ConfigError: a variable is not set or holds no key, or two entries hold one key.
@@ -146,7 +146,7 @@ class ApiKeys(_Guard):
         return cls(tuple(known.values()), failed) if known else None
 
     def take(self, other: ApiKeys | None) -> None:
-        """Knows the keys of another one from now on, and no others; none if there is none."""
+        """Know the keys of another one from now on, and no others; none if there is none."""
         self._keys = () if other is None else other._keys
 
     def _identify(self, presented: str) -> Principal | None:
@@ -160,7 +160,7 @@ class ApiKeys(_Guard):
 
 
 class AdminToken(_Guard):
-    """What operators send. `secret` is the token or its hash; `failed` as for `ApiKeys`; `where` names it in messages.
+    """The operators' token. `secret` is the token or its hash; `failed` as for `ApiKeys`; `where` names it in messages.
 
     Raises:
         ConfigError: it is too short to be one.
@@ -179,11 +179,11 @@ class AdminToken(_Guard):
         self._digest = _stored(where, secret)
 
     def opens(self, presented: str) -> bool:
-        """Whether a text is the token."""
+        """Return whether a text is the token."""
         return self._identify(presented) is not None
 
     def take(self, secret: str) -> None:
-        """Asks for another token from now on.
+        """Ask for another token from now on.
 
         Raises:
             ConfigError: it is too short to be one.
@@ -199,18 +199,18 @@ _LOCAL = Principal(key_id="local")
 
 
 class Operators:
-    """Who may use the operators' routes: callers with the token, and those whom a check of an extension knows."""
+    """Access to the operators' routes: callers with the token, and those that an extension's check accepts."""
 
     def __init__(self, token: AdminToken | None) -> None:
         self.token = token
         self._checks: list[OperatorCheck] = []
 
     def accept(self, check: OperatorCheck) -> None:
-        """Asks a check too, before the token."""
+        """Ask a check too, before the token."""
         self._checks.append(check)
 
     def protect(self, route: HttpRoute) -> HttpRoute:
-        """A route for operators. Every request to change something is told in the log, with who has sent it."""
+        """Return a route for operators. Every request to change something is told in the log, with who has sent it."""
         if not route.guarded:
             return route
         route = route if route.method == "GET" else _audited(route)
@@ -243,7 +243,7 @@ def _audited(route: HttpRoute) -> HttpRoute:
 
 
 def _presented(http: web.Request) -> str | None:
-    """The key of a request; None if there is none, or more than one that could be meant."""
+    """Return the key of a request; None if there is none, or more than one that could be meant."""
     headers = http.headers
     given = headers.getall("Authorization", ())
     if len(given) == 1 and given[0][: len(_BEARER)].lower() == _BEARER:

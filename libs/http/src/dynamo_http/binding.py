@@ -1,4 +1,4 @@
-"""Addresses to listen on: why one cannot be had, and the port that several frontend processes share."""
+"""Binding of listener addresses: the error when one cannot be had, and the port that several processes share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TRIES = 20
 
 
 def bind_error(name: str, host: str, port: int, port_option: str, error: Exception) -> str:
-    """A sentence for the operator; `name` is the listener's, `port_option` what moves it to another port."""
+    """Return a sentence for the operator; `name` is the listener's, `port_option` what moves it to another port."""
     where = f"the {name} listener cannot listen on {host or '*'}:{port}"
     another = f"choose another port with {port_option}"
     number = error.errno if isinstance(error, OSError) else None
@@ -29,8 +29,9 @@ def bind_error(name: str, host: str, port: int, port_option: str, error: Excepti
 
 
 class SharedPort:
-    """Holds an address, without listening, while it is entered, for the processes that share it; `port` 0 takes any
-    free one.
+    """Holds an address, without listening, while it is entered, for the processes that share it.
+
+    `port` 0 takes any free one.
 
     The processes bind it too, with ``SO_REUSEPORT``, and the kernel gives each new connection to one of those that
     listen. That option would let any process of this user join, so the address is bound without it first: where
@@ -44,7 +45,7 @@ class SharedPort:
         self._sockets: list[socket.socket] = []
 
     def __enter__(self) -> SharedPort:
-        """Takes the address.
+        """Take the address.
 
         Raises:
             ConfigError: it is in use, or cannot be bound.

@@ -1,4 +1,4 @@
-"""The memory that all request bodies take together, from their first bytes until engines have been asked."""
+"""The memory budget of all request bodies, from their first bytes until engines have been asked."""
 
 from __future__ import annotations
 

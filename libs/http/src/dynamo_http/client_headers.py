@@ -1,4 +1,4 @@
-"""The request headers that say who asks, as the settings name them."""
+"""Request headers that identify the caller, as the settings name them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def check_session(session: str, field: str) -> str:
-    """The name of a session, if it can be one. `field` is where the client gave it.
+    """Return the name of a session, if it can be one. `field` is where the client gave it.
 
     Raises:
         InvalidArgument: it is too long, or holds control characters.
@@ -43,7 +43,7 @@ class ClientHeaders:
     chosen: tuple[str, ...]
 
     def of(self, http: web.BaseRequest, principal: Principal) -> Principal:
-        """The principal with what the headers of its request say.
+        """Return the principal with what the headers of its request say.
 
         Raises:
             InvalidArgument: one holds what cannot be passed on; the error names it.
@@ -63,14 +63,14 @@ CLIENT_HEADERS = web.RequestKey("dynamo.client_headers", ClientHeaders)
 
 
 def client_headers(settings: HttpSettings) -> ClientHeaders | None:
-    """The headers that the settings name; None if they name none."""
+    """Return the headers that the settings name; None if they name none."""
     if settings.session_header is None and not settings.forward_headers:
         return None
     return ClientHeaders(settings.session_header, settings.forward_headers)
 
 
 def with_client_headers(route: HttpRoute, named: ClientHeaders) -> HttpRoute:
-    """The route, whose handler finds out with `principal_of` what these headers say."""
+    """Return the route, whose handler finds out with `principal_of` what these headers say."""
     handler = route.handler
 
     async def handle(http: web.Request) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""One connection as the HTTP library serves it, with what is missing there."""
+"""One HTTP connection: aiohttp's request handler, with its gaps filled."""
 
 from __future__ import annotations
 
@@ -39,12 +39,11 @@ def set_probe(request: web.Request, probe: Callable[[], None] | None) -> None:
 
 
 class Connection(web.RequestHandler):
-    """Words what is not HTTP as every other error, by `respond_error`, and tells a handler at once that the rest of its
-    request's body is not.
+    """A connection that answers invalid HTTP like every other error, by `respond_error`.
 
-    The library keeps such a fault until the handler is done, which waits for a body that will never come. And it reads
-    on behind an answer that was given early, so that the client sees the answer, for some seconds: here, also for no
-    more than some bytes.
+    It tells a handler at once that the rest of its request's body is not HTTP. The library keeps such a fault until the
+    handler is done, which waits for a body that will never come. And it reads on behind an answer that was given early,
+    so that the client sees the answer, for some seconds: here, also for no more than some bytes.
 
     A client may close its sending half behind its last request: it gets its answers, and then the connection is closed.
     The bytes of the answer find out whether the client is gone instead; before there are any, the connection sends the
@@ -121,7 +120,7 @@ class Connection(web.RequestHandler):
             self.transport = transport
 
     def answered_early(self, body: StreamReader, most: int) -> None:
-        """A body will not be read: closes the connection if more than `most` bytes come before it ends."""
+        """Close the connection if more than `most` bytes of a body come that is not read."""
         self._early, self._left = body, most
 
     def handle_error(
@@ -131,7 +130,7 @@ class Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """The answer to what is not HTTP. The library's own repeats what was sent, in HTTP/1.0."""
+        """Return the answer to what is not HTTP. The library's own repeats what was sent, in HTTP/1.0."""
         # Logs it, and raises if an answer had begun.
         super().handle_error(request, status, exc, message)
         if isinstance(exc, LineTooLong) or (message or "").startswith("Too many headers"):
@@ -147,7 +146,7 @@ class Connection(web.RequestHandler):
         return answer
 
     def data_received(self, data: bytes) -> None:
-        """Parses what has come."""
+        """Parse what has come."""
         early = self._early
         if early is not None:
             self._left -= len(data)

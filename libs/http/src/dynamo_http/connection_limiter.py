@@ -1,4 +1,4 @@
-"""How many connections a listener may have, and how long one may take to send its first header.
+"""Limits on the connections of a listener and on the time to their first header.
 
 A connection is given to the HTTP server only with its first request header complete. Until then it holds a few bytes
 and one timer, so a crowd that connects and says nothing, or says it byte by byte, costs little and not for long. With
@@ -92,7 +92,7 @@ class ConnectionLimiter:
             log.warning("the %s listener %s (logged once a minute at most)", self._name, fault.format(host))
 
     def __call__(self) -> asyncio.BaseProtocol:
-        """The protocol of a connection that has just been accepted."""
+        """Return the protocol of a connection that has just been accepted."""
         if self._closed or not self._admit():
             self.refused += 1
             return _Refusal()
@@ -102,19 +102,19 @@ class ConnectionLimiter:
         return connection if self.ssl is None else _PendingHandshake(self, connection)
 
     async def settled(self, timeout: float) -> None:
-        """Returns once every connection has begun a request or is gone, or after `timeout` seconds."""
+        """Return once every connection has begun a request or is gone, or after `timeout` seconds."""
         if self._waiting:
             self._settled = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._settled], timeout=timeout)
 
     def close(self) -> None:
-        """Closes every connection that has not begun a request. New ones are refused."""
+        """Close every connection that has not begun a request. New ones are refused."""
         self._closed = True
         for connection in list(self._waiting):
             connection.leave()
 
     async def aclose(self) -> None:
-        """As `close`; returns when no handshake is left."""
+        """Close like `close`, and return when no handshake is left."""
         self.close()
         await self._handshakes.aclose()
 
@@ -124,7 +124,7 @@ class ConnectionLimiter:
             self._settled.set_result(None)
 
     async def _secure(self, sock: socket.socket, connection: _PendingConnection, peer: object) -> None:
-        """Shakes hands; from then on the connection is as any other."""
+        """Shake hands; from then on the connection is as any other."""
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
@@ -154,15 +154,18 @@ class ConnectionLimiter:
 
 
 class _Refusal(asyncio.Protocol):
-    """Closes its connection at once, without a word: an answer would cost what the limit is there to save."""
+    """A protocol that closes its connection without an answer, which would cost what the limit saves."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast(asyncio.WriteTransport, transport).abort()
 
 
 class _PendingHandshake(asyncio.Protocol):
-    """A connection that has to become TLS. It is given up for another on the same socket, made with TLS from the start:
-    event loops differ in whether the first bytes can be kept for a TLS that comes later."""
+    """A connection that has to become TLS.
+
+    It is given up for another on the same socket, made with TLS from the start: event loops differ in whether the first
+    bytes can be kept for a TLS that comes later.
+    """
 
     def __init__(self, limiter: ConnectionLimiter, connection: _PendingConnection) -> None:
         self._limiter = limiter
@@ -217,7 +220,7 @@ class _PendingConnection(asyncio.Protocol):
         self._transport = None
 
     def leave(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._done()
         if self._transport is not None:
             self._transport.close()

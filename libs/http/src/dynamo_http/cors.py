@@ -1,4 +1,4 @@
-"""Cross-origin requests: what a browser is told about pages of other origins. Off unless the settings name some."""
+"""Cross-origin requests: the CORS headers for pages of other origins. Off unless the settings name some."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class Cors:
         self._origins = frozenset(origin.lower() for origin in origins)
 
     def preflight(self, http: web.Request) -> web.Response | None:
-        """The answer to a browser that asks beforehand; None if the request is no such question, or of a stranger."""
+        """Return the answer to a browser that asks beforehand.
+
+        None if the request is no such question, or of a stranger.
+        """
         wished = http.headers.get("Access-Control-Request-Method")
         if http.method != "OPTIONS" or wished is None or not self._knows(http):
             return None
@@ -36,7 +39,7 @@ class Cors:
         return web.Response(status=HTTPStatus.NO_CONTENT, headers=headers)
 
     async def mark(self, http: web.Request, response: web.StreamResponse) -> None:
-        """Tells the browser whether the page may read this answer."""
+        """Tell the browser whether the page may read this answer."""
         headers = response.headers
         # Caches must not give the answer for one origin to another.
         headers.add("Vary", "Origin")

@@ -1,4 +1,4 @@
-"""The body of every HTTP error: the flat keys that operators' tools read, and the envelope that client SDKs read."""
+"""The body of every HTTP error: flat keys for operators' tools, and the envelope for client SDKs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Body(msgspec.Struct):
 
 
 def error_body(problem: Problem) -> bytes:
-    """``{"error": {"message", "type", "param", "code"}, "message", "type", "code"}`` as JSON.
+    """Return ``{"error": {"message", "type", "param", "code"}, "message", "type", "code"}`` as JSON.
 
     The outer `code` is the HTTP status; the inner one is a word for programs, such as ``model_not_found``.
     """
@@ -43,7 +43,7 @@ def error_body(problem: Problem) -> bytes:
 
 
 def error_response(problem: Problem, body: bytes | None = None) -> web.Response:
-    """The response to a request of which nothing has been answered yet; without `body` with `error_body`."""
+    """Return the response to a request of which nothing has been answered yet; without `body` with `error_body`."""
     response = web.Response(
         status=problem.status,
         reason=_REASONS.get(problem.status),

@@ -1,4 +1,4 @@
-"""Connections whose clients have closed their sending half: which of them still read, and which are gone.
+"""Half-closed connections: tell clients that still read from clients that are gone.
 
 A client that closes its socket and one that shuts down its sending half send the same FIN. They differ in how their
 kernel takes the next bytes: that of a client which is gone answers with a reset. Bytes that any client reads as a part

@@ -1,4 +1,4 @@
-"""Routes that tell how a frontend process is: health, liveness, readiness, metrics."""
+"""Health routes: health, liveness, readiness, metrics."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _encoder = msgspec.json.Encoder()
 
 
 class HealthSource(Protocol):
-    """What the runtime knows about its own state."""
+    """The runtime's view of its own state."""
 
     @property
     def shutting_down(self) -> bool:
         """Whether the process has been asked to end."""
 
     def instances(self) -> Iterable[Instance]:
-        """The workers that discovery shows now."""
+        """Return the workers that discovery shows now."""
 
     def failures(self) -> Mapping[str, str]:
-        """What is wrong with extensions, by name; empty if all is well."""
+        """Return what is wrong with extensions, by name; empty if all is well."""
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether requests can be served now, and if not, why."""
+        """Return whether requests can be served now, and if not, why."""
 
 
 def health_routes(
@@ -42,7 +42,7 @@ def health_routes(
     process: Callable[[], dict[str, Any]] | None = None,
     trusted: Callable[[web.Request], bool] = lambda _: True,
 ) -> list[HttpRoute]:
-    """``GET /health``, ``/live`` and ``/ready``. `host` is this host's name, as workers publish it.
+    """Return ``GET /health``, ``/live`` and ``/ready``. `host` is this host's name, as workers publish it.
 
     `process` tells which process answered, where several share a port. Hosts, processes, instances and failures of
     extensions are told only to requests that are `trusted`.
@@ -85,7 +85,7 @@ def health_routes(
 
 
 def metrics_route(render: Callable[[], Awaitable[bytes]], *, listener: ListenerName = ListenerName.PUBLIC) -> HttpRoute:
-    """``GET /metrics``; `render` gives the Prometheus text."""
+    """Return ``GET /metrics``; `render` gives the Prometheus text."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=await render(), headers={"Content-Type": CONTENT_TYPE})
@@ -94,27 +94,27 @@ def metrics_route(render: Callable[[], Awaitable[bytes]], *, listener: ListenerN
 
 
 class WorkerHealthSource(Protocol):
-    """What the runtime knows about the workers of this process."""
+    """The runtime's view of the workers of this process."""
 
     @property
     def starting(self) -> bool:
         """Whether they are on their way to being registered."""
 
     def endpoints(self) -> dict[str, bool]:
-        """Their endpoints, and whether each serves."""
+        """Return their endpoints, and whether each serves."""
 
     def states(self) -> dict[str, str]:
-        """By endpoint, what operators have set: ``serving``, ``cordoned`` or ``draining``."""
+        """Return what operators have set, by endpoint: ``serving``, ``cordoned`` or ``draining``."""
 
     def failures(self) -> Mapping[str, str]:
-        """What is wrong with extensions, by name; empty if all is well."""
+        """Return what is wrong with extensions, by name; empty if all is well."""
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether all serve, and if not, why."""
+        """Return whether all serve, and if not, why."""
 
 
 def system_routes(source: WorkerHealthSource) -> list[HttpRoute]:
-    """What the system listener of a worker process answers."""
+    """Return what the system listener of a worker process answers."""
     begun = time.monotonic_ns()
 
     def state() -> tuple[dict[str, Any], bool]:

@@ -1,4 +1,4 @@
-"""An HTTP listener: where it binds, what it refuses, and how it ends."""
+"""An HTTP listener: binding, refusals, and orderly shutdown."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _Handle = Callable[[Any], Awaitable[web.StreamResponse]]
 
 
 class _AlreadyReported(ConnectionError):
-    """Ends a response that had begun: the connection is closed, so that no client takes what came for the whole."""
+    """The end of a response that had begun: the connection is closed, so that no client takes it for whole."""
 
 
 class _BodyTimeout(web.RequestPayloadError):
@@ -72,7 +72,7 @@ class _BodyTimeout(web.RequestPayloadError):
 
 
 class _ProtocolNoise(logging.Filter):
-    """Drops what the HTTP library reports although it is a client's fault or has been reported here."""
+    """A log filter for records of the HTTP library that are a client's fault or were reported here."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -221,13 +221,13 @@ class Listener(AsyncResource):
         return self._ssl
 
     def use_certificate(self, ssl: ssl_module.SSLContext | None) -> None:
-        """New connections are made with this context; those that are open keep theirs."""
+        """Use this context for new connections; open ones keep theirs."""
         self._ssl = ssl
         if self._limiter is not None:
             self._limiter.ssl = ssl
 
     async def start(self, *, accept: bool = True, starting: bool = False) -> None:
-        """Binds and begins to serve; without `accept` it only holds the address until `accept` is called.
+        """Bind and begin to serve; without `accept` it only holds the address until `accept` is called.
 
         With `starting` only routes that are `before_ready` are answered until `started` is called; others get a 503.
 
@@ -284,7 +284,7 @@ class Listener(AsyncResource):
             )
 
     async def _without_parser(self) -> None:
-        """aiohttp has not its C parser: what is refused as smuggling has been proved with that one only."""
+        """Warn that aiohttp lacks its C parser: refusals of smuggling are proved with that one only."""
         lacks = "aiohttp runs without its C parser; install a wheel of aiohttp built with it"
         if self.exposure == "network":
             await self.aclose()
@@ -295,20 +295,20 @@ class Listener(AsyncResource):
         log.warning("%s: HTTP is read by the slow parser, which refuses less of what is malformed", lacks)
 
     async def accept(self) -> None:
-        """Begins to serve, if `start` did not."""
+        """Begin to serve, if `start` did not."""
         if self._server is not None and not self._draining:
             await self._server.start_serving()
 
     def started(self) -> None:
-        """From now on all routes are answered."""
+        """Answer all routes from now on."""
         self._starting = False
 
     def leave(self) -> None:
-        """From now on every connection is closed after its answer, so that clients go elsewhere before a drain."""
+        """Close every connection after its next answer, so that clients go elsewhere before a drain."""
         self._leaving = True
 
     async def drain_and_close(self, timeout: float) -> None:
-        """Stops accepting, lets running requests end for up to `timeout` seconds, then cancels the rest.
+        """Stop accepting, lets running requests end for up to `timeout` seconds, then cancel the rest.
 
         Idle connections are closed at once; those of running requests after their answer. `aclose` cuts this short.
         """
@@ -323,7 +323,7 @@ class Listener(AsyncResource):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancels what runs and closes everything. Safe twice, at the same time too, and without `start`."""
+        """Cancel what runs and close everything. Safe twice, at the same time too, and without `start`."""
         self._stop_accepting()
         running = list(self._running)
         for task in running:
@@ -348,7 +348,7 @@ class Listener(AsyncResource):
             self._limiter.close()
 
     async def _close_door(self) -> None:
-        """Stops listening, without losing a connection that the kernel has made and the loop has not taken yet."""
+        """Stop listening, without losing a connection that the kernel has made and the loop has not taken yet."""
         server, limiter = self._server, self._limiter
         if server is None or limiter is None:
             return
@@ -412,7 +412,7 @@ class Listener(AsyncResource):
         return app
 
     async def _handle(self, application: _Handle, request: Any) -> web.StreamResponse:
-        """Bounds the time of a request's body, however a handler reads it."""
+        """Bound the time of a request's body, however a handler reads it."""
         body = request.content
         if body.is_eof():
             # The whole body came with the head, as nearly all do: there is nothing to wait for.
@@ -424,7 +424,7 @@ class Listener(AsyncResource):
             deadline.cancel()
 
     async def _dispatch(self, application: _Handle, request: Any) -> web.StreamResponse:
-        """Takes a request for an exact path to its handler; any other, or one that asks for more, to `application`."""
+        """Take a request for an exact path to its handler; any other, or one that asks for more, to `application`."""
         if self._leaving:
             # As if the client had asked for it: the writer of the answer goes by this, and says so in its header.
             request._message = request._message._replace(should_close=True)
@@ -460,7 +460,7 @@ class Listener(AsyncResource):
         return await self._guard(request, handler, found=request.match_info.http_exception is None)
 
     async def _guard(self, request: web.Request, handler: HttpHandler, *, found: bool) -> web.StreamResponse:
-        """Runs a handler within the limits; `found` is whether it is that of a route, not of the library's refusal."""
+        """Run a handler within the limits; `found` is whether it is that of a route, not of the library's refusal."""
         task = asyncio.current_task()
         if task is not None and task not in self._running:
             self._running[task] = request.protocol
@@ -511,7 +511,7 @@ class Listener(AsyncResource):
     def _http_error(
         self, request: web.Request, error: web.HTTPException, handler: HttpHandler, *, found: bool
     ) -> web.StreamResponse:
-        """The library's own refusals, in our form. Redirects and the like pass as they are."""
+        """Return the library's own refusals, in our form. Redirects and the like pass as they are."""
         if error.status < 400 or error.content_type == "application/json":
             return _copy(error)
         respond_error = self._words(handler)
@@ -526,18 +526,18 @@ class Listener(AsyncResource):
         return respond_error(Problem(error.status, error.reason))
 
     def _words(self, handler: HttpHandler | None) -> ErrorResponse:
-        """How the route of this handler words errors."""
+        """Return how the route of this handler words errors."""
         return self._respond_error if handler is None else self._wording.get(handler, self._respond_error)
 
 
 def _expire(body: StreamReader, seconds: float) -> None:
-    """Ends a body that is not complete after so many seconds."""
+    """End a body that is not complete after so many seconds."""
     if not body.is_eof():
         body.set_exception(_BodyTimeout(seconds))
 
 
 def _connection_options(idle_timeout: float) -> dict[str, Any]:
-    """How the library is to treat each connection."""
+    """Return how the library is to treat each connection."""
     return {
         "access_log": None,
         # A request unpacks its body itself, when a handler reads it.
@@ -552,7 +552,7 @@ def _connection_options(idle_timeout: float) -> dict[str, Any]:
 
 
 def _told(routes: Iterable[HttpRoute]) -> str:
-    """The routes as ``GET /a, /b; POST /c``."""
+    """Return the routes as ``GET /a, /b; POST /c``."""
     paths: dict[str, list[str]] = {}
     for route in sorted(routes, key=lambda route: (route.method, route.path)):
         paths.setdefault(route.method, []).append(route.display_path)
@@ -560,7 +560,7 @@ def _told(routes: Iterable[HttpRoute]) -> str:
 
 
 def _framing_fault(request: web.BaseRequest) -> str | None:
-    """Why to refuse a request that another server could take for two, or for a longer or shorter one."""
+    """Return why to refuse a request that another server could take for two, or for a longer or shorter one."""
     if request.version < HttpVersion10:
         return "HTTP/0.9 is not spoken here"
     if "Transfer-Encoding" in request.headers and request.version < HttpVersion11:
@@ -571,7 +571,7 @@ def _framing_fault(request: web.BaseRequest) -> str | None:
 
 
 def _as_coroutine(handler: HttpHandler) -> Callable[[web.Request], Coroutine[Any, Any, web.StreamResponse]]:
-    """The handler as the library wants it; the contract allows anything that gives an awaitable."""
+    """Return the handler as the library wants it; the contract allows anything that gives an awaitable."""
     if inspect.iscoroutinefunction(handler):
         return handler
 
@@ -582,7 +582,7 @@ def _as_coroutine(handler: HttpHandler) -> Callable[[web.Request], Coroutine[Any
 
 
 def _copy(error: web.HTTPException) -> web.Response:
-    """The exception as a response; returning the exception itself is deprecated."""
+    """Return the exception as a response; returning the exception itself is deprecated."""
     headers = error.headers.copy()
     headers.popall("Content-Type", None)
     headers.popall("Content-Length", None)

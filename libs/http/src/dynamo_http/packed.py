@@ -1,4 +1,4 @@
-"""Bodies: read when a handler asks for them, within the budget and the limit of the listener, and unpacked.
+"""Request bodies: read on demand within the budget and the listener's limit, and decompressed.
 
 The HTTP library would unpack the body of any request as it arrives, also of one that is refused. A megabyte can unpack
 to a gigabyte. So nothing is unpacked before the handler asks for it, and no more than a body may have.
@@ -35,7 +35,7 @@ class TooLarge(Exception):
 
 
 class NamedRequest(web.Request):
-    """A request whose answer says what it is called, and not what software made it.
+    """A request whose answer has the product's name, not the library's, in its Server header.
 
     Its body is read within the budget of the listener.
     """
@@ -44,7 +44,7 @@ class NamedRequest(web.Request):
     _leases: tuple[Lease, ...] = ()
 
     def answer_in(self, version: HttpVersion) -> None:
-        """The answer is in another version of HTTP than the client's."""
+        """Answer in another version of HTTP than the client's."""
         self._version = version
         # The library has noted what it was asked for before.
         self._cache.pop("version", None)
@@ -118,7 +118,7 @@ class NamedRequest(web.Request):
 
 
 class PackedRequest(NamedRequest):
-    """A request with a `Content-Encoding`. `read`, `text` and `json` give the body as it was before it was packed."""
+    """A request with a `Content-Encoding`. `read`, `text` and `json` return the decompressed body."""
 
     async def read(self) -> bytes:
         """Return the body.
@@ -171,7 +171,7 @@ class PackedRequest(NamedRequest):
 def request_factory(
     body_limit: int, loop: asyncio.AbstractEventLoop, budget: BodyBudget | None
 ) -> Callable[..., web.Request]:
-    """What makes the requests of a server; `body_limit` is in bytes."""
+    """Return what makes the requests of a server; `body_limit` is in bytes."""
 
     def make(message: RawRequestMessage, payload: Any, protocol: Any, writer: Any, task: Any) -> web.Request:
         kind = PackedRequest if hdrs.CONTENT_ENCODING in message.headers else NamedRequest
@@ -183,7 +183,7 @@ def request_factory(
 
 
 def inflate(body: bytes, coding: str, limit: int) -> bytes:
-    """What was packed; `coding` is ``gzip``, ``x-gzip`` or ``deflate``, `limit` in bytes.
+    """Return what was packed; `coding` is ``gzip``, ``x-gzip`` or ``deflate``, `limit` in bytes.
 
     Raises:
         TooLarge: it has more than `limit` bytes.

@@ -1,4 +1,4 @@
-"""What a handler asks of the request that it is given: its principal and its id."""
+"""The principal and the id of a request, for handlers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _TIMEOUT, _READ_TIMEOUT, _RETRIES = "x-stainless-timeout", "x-stainless-read-tim
 
 
 def principal_of(http: web.Request) -> Principal:
-    """The principal, as the listener found it before it called the handler; anonymous where no keys are configured.
+    """Return the principal, as the listener found it before it called the handler.
 
-    A frontend passes it to the model, and treats a model that it does not allow as one that does not exist. `deadline`
-    and `retries` hold the timeout and the number of earlier attempts that clients such as the official SDKs send;
-    `session` and `headers` what the headers say that the settings name.
+    Anonymous where no keys are configured. A frontend passes it to the model, and treats a model that it does not allow
+    as one that does not exist. `deadline` and `retries` hold the timeout and the number of earlier attempts that
+    clients such as the official SDKs send; `session` and `headers` what the headers say that the settings name.
 
     Raises:
         InvalidArgument: one of those headers holds what cannot be passed on.
@@ -43,7 +43,7 @@ def principal_of(http: web.Request) -> Principal:
 
 
 def request_id_of(http: web.BaseRequest) -> str:
-    """The ``x-request-id`` of the answer: the client's own id of the request, else one of ours.
+    """Return the ``x-request-id`` of the answer: the client's own id of the request, else one of ours.
 
     The listener writes it; a handler that writes its answer past aiohttp has to do so itself.
     """
@@ -54,12 +54,12 @@ def request_id_of(http: web.BaseRequest) -> str:
 
 
 def set_request_id(http: web.BaseRequest, request_id: str) -> None:
-    """Sets the id that the request is counted under. The answer carries it unless the client sent an id of its own."""
+    """Set the id that the request is counted under. The answer carries it unless the client sent an id of its own."""
     http[_REQUEST_ID] = client_request_id(http.headers.get("x-request-id")) or request_id
 
 
 def _number(value: str | None) -> float | None:
-    """The value of a header, if it is a number from 0 on."""
+    """Return the value of a header, if it is a number from 0 on."""
     try:
         number = float(value or "")
     except ValueError:

@@ -1,4 +1,4 @@
-"""The settings of listeners and of who may use them."""
+"""The settings of listeners and of authentication."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STRICT = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class KeySettings(BaseModel):
-    """An API key: where its hash is, and what it is for."""
+    """An API key: the place of its hash, and its purpose."""
 
     model_config = _STRICT
 
@@ -57,7 +57,7 @@ class KeySettings(BaseModel):
 
 
 class AuthSettings(BaseModel):
-    """Which clients may use models. Without keys, every client that reaches the listener."""
+    """The clients that may use models. Without keys, all that reach the listener."""
 
     model_config = _STRICT
 
@@ -78,7 +78,7 @@ class AuthSettings(BaseModel):
 
 
 class CorsSettings(BaseModel):
-    """Web pages that may ask from a browser."""
+    """The web pages that may send requests from a browser."""
 
     model_config = _STRICT
 

@@ -1,4 +1,4 @@
-"""Connections whose clients do not read: found by looking at all of them now and then, at no cost per write.
+"""Stalled connections, whose clients do not read: found by a periodic look at all, at no cost per write.
 
 A stream that is being written has a deadline of its own. What is left are answers that were handed over whole, and
 connections that are closed as soon as the client has taken the rest: it may never.
@@ -34,13 +34,13 @@ class Stalls:
         self.cut = 0
 
     def watch(self, transport: asyncio.Transport) -> None:
-        """Keeps an eye on a connection until it is closed."""
+        """Keep an eye on a connection until it is closed."""
         self._seen[transport] = (_NOTHING, 0)
         if self._timer is None:
             self._arm()
 
     def close(self) -> None:
-        """Cuts whatever still has something to send, and looks no more."""
+        """Cut whatever still has something to send, and look no more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

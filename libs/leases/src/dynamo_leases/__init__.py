@@ -1,4 +1,4 @@
-"""What discoveries share: leases kept alive, stores followed, watches notified."""
+"""The base of discovery plugins: keep leases alive, follow stores, notify watches."""
 
 from dynamo_core.lazy import exports as _exports
 

@@ -1,4 +1,4 @@
-"""When a lease that cannot be kept alive is lost."""
+"""The rule for when a failing lease counts as lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LeaseFailureTracker:
         self._since: float | None = None
 
     def failed(self, error: Exception, now: float, *, counts: bool) -> bool:
-        """Records a failure; whether the lease is lost: all failures counted for `lost_after` seconds."""
+        """Record a failure; whether the lease is lost: all failures counted for `lost_after` seconds."""
         if not self._failing:
             log.warning("lease %016x cannot be kept alive: %s", self._lease, error)
         self._failing = True
@@ -41,7 +41,7 @@ class LeaseFailureTracker:
         return False
 
     def succeeded(self) -> None:
-        """Records a heartbeat that the store has taken."""
+        """Record a heartbeat that the store has taken."""
         if self._failing:
             log.info("lease %016x is kept alive again", self._lease)
         self._failing, self._since = False, None

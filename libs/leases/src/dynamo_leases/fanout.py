@@ -1,4 +1,4 @@
-"""The view that a process has of a store, for all of its watches: a snapshot, then changes."""
+"""The view of a store that all watches of a process share: a snapshot, then changes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Fanout:
         self._ready = asyncio.Event()
 
     def is_closed(self) -> bool:
-        """Whether `close` has been called."""
+        """Return whether `close` has been called."""
         return self._closed
 
     def publish(self, events: Iterable[WatchEvent], *, synced: bool) -> None:
-        """Applies changes to the view; `synced` says whether it is complete, which it stays once it was."""
+        """Apply changes to the view; `synced` says whether it is complete, which it stays once it was."""
         for event in events:
             match event.kind:
                 case WatchKind.PUT if not self._fits(event):
@@ -52,7 +52,7 @@ class Fanout:
             self._ready.set()
 
     def _fits(self, event: WatchEvent) -> bool:
-        """Whether a discovery could have put the record: other programs can write to the store too."""
+        """Return whether a discovery could have put the record: other programs can write to the store too."""
         try:
             check_record(event.key, event.value)
         except ValueError as error:
@@ -91,7 +91,7 @@ class Fanout:
             self._watchers.discard(watcher)
 
     def close(self) -> None:
-        """Ends all watches. Safe twice."""
+        """End all watches. Safe twice."""
         self._closed = True
         self._ready.set()
         for watcher in self._watchers:
@@ -109,7 +109,7 @@ class _Watcher:
         self._waiter: asyncio.Future[None] | None = None
 
     def offer(self, event: WatchEvent) -> None:
-        """Takes a change, if it is for this watch."""
+        """Take a change, if it is for this watch."""
         # `STALE` and `FRESH` have no key, and are for every watch; no record has the empty key.
         if event.key and not event.key.startswith(self._prefix):
             return
@@ -118,13 +118,13 @@ class _Watcher:
         self.wake()
 
     def wake(self) -> None:
-        """Lets `changes` return, also without a change."""
+        """Let `changes` return, also without a change."""
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     async def changes(self) -> list[WatchEvent]:
-        """What waits, at least one change unless the watch is woken to end."""
+        """Return what waits, at least one change unless the watch is woken to end."""
         if not self._pending:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

@@ -1,4 +1,4 @@
-"""How a store is followed: a listing, then its changes, again and again."""
+"""Following a store: a listing, then its changes, again and again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FollowedView(Protocol):
     synced: bool
 
     def failed(self) -> list[WatchEvent]:
-        """The store cannot be read: the changes that follow for watches."""
+        """Return the changes for watches that follow when the store cannot be read."""
         ...
 
 
@@ -40,7 +40,7 @@ class Follower(ABC):
 
     @abstractmethod
     async def _list(self) -> None:
-        """Reads everything into the view.
+        """Read everything into the view.
 
         Raises:
             CannotConnect: the store cannot be read.
@@ -48,10 +48,10 @@ class Follower(ABC):
 
     @abstractmethod
     async def _follow_changes(self) -> None:
-        """Follows the changes since the listing; returns when that is no longer possible."""
+        """Follow the changes since the listing; return when that is no longer possible."""
 
     async def refresh(self) -> None:
-        """Reads everything once, so that the view has what was there before this call; keeps the view if that fails."""
+        """Read everything once, so that the view has what was there before this call; keep the view if that fails."""
         try:
             await self._list()
         except CannotConnect as error:
@@ -59,7 +59,7 @@ class Follower(ABC):
             log.debug("the store of discovery cannot be read: %s", error)
 
     async def follow(self) -> None:
-        """Follows the store until it is cancelled."""
+        """Follow the store until it is cancelled."""
         while True:
             begun = time.monotonic()
             try:

@@ -27,7 +27,7 @@ class HeartbeatThread:
         self._thread: threading.Thread | None = None
 
     def add(self, lease: HeartbeatLease) -> None:
-        """Keeps a lease alive until it has ended."""
+        """Keep a lease alive until it has ended."""
         with self._changed:
             if self._stopped:
                 raise ValueError("discovery is closed")
@@ -39,7 +39,7 @@ class HeartbeatThread:
             self._changed.notify()
 
     def stop(self, timeout: float) -> None:
-        """Ends the thread and waits up to `timeout` seconds for it. Safe twice, and without `add`."""
+        """End the thread and wait up to `timeout` seconds for it. Safe twice, and without `add`."""
         with self._changed:
             self._stopped = True
             self._changed.notify()

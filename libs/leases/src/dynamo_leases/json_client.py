@@ -31,7 +31,7 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 
 
 class NotSpoken(CannotConnect):
-    """The server does not speak the API of the store, or lacks what is needed."""
+    """The server lacks the API of the store, or a needed part of it."""
 
 
 class StreamEnded(CannotConnect):
@@ -39,7 +39,10 @@ class StreamEnded(CannotConnect):
 
 
 class JsonClient:
-    """For the tasks of one event loop. `service` names the store in errors, such as ``etcd``. Times are in seconds."""
+    """A client for the tasks of one event loop. `service` names the store in errors, such as ``etcd``.
+
+    Times are in seconds.
+    """
 
     def __init__(self, service: str, *, tls: ssl.SSLContext | None, timeout: float) -> None:
         """`timeout` bounds connecting, and all that happens in one `deadline`."""
@@ -50,7 +53,7 @@ class JsonClient:
 
     @asynccontextmanager
     async def deadline(self, server: str) -> AsyncIterator[None]:
-        """Bounds what happens inside, and maps the errors of requests to a server.
+        """Bound what happens inside, and map the errors of requests to a server.
 
         Raises:
             CannotConnect: the server cannot be asked.
@@ -71,7 +74,7 @@ class JsonClient:
         body: Json | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> ClientResponse:
-        """The head of an answer; for use in a `deadline`. The caller releases it."""
+        """Return the head of an answer; for use in a `deadline`. The caller releases it."""
         if self._session is None:
             self._session = ClientSession(connector=TCPConnector(socket_factory=_socket))
         return await self._session.request(
@@ -86,7 +89,7 @@ class JsonClient:
         )
 
     async def read_object(self, response: ClientResponse) -> Json | None:
-        """The body of an answer; None if it is no JSON object. For use in a `deadline`."""
+        """Return the body of an answer; None if it is no JSON object. For use in a `deadline`."""
         try:
             value = read_json(await response.read())
         except Unreadable:
@@ -95,7 +98,7 @@ class JsonClient:
 
     @asynccontextmanager
     async def stream(self, server: str, response: ClientResponse) -> AsyncIterator[JsonStream]:
-        """The messages of an answer that goes on; closes its connection in the end."""
+        """Yield the messages of an answer that goes on; close its connection in the end."""
         try:
             yield JsonStream(self.service, server, response)
         finally:
@@ -105,7 +108,7 @@ class JsonClient:
             response.close()
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -122,7 +125,7 @@ class JsonStream:
         self._lines = LineDecoder()
 
     async def read(self) -> list[Json]:
-        """The messages that have arrived since, perhaps none yet.
+        """Return the messages that have arrived since, perhaps none yet.
 
         Raises:
             StreamEnded: there will be no more.
@@ -148,7 +151,7 @@ class JsonStream:
 
 
 def unreachable(service: str, server: str, error: Exception) -> CannotConnect:
-    """The exception for a server that cannot be asked, in one line that names it; never a secret."""
+    """Return the exception for a server that cannot be asked, in one line that names it; never a secret."""
     where = f"{service} at {server}"
     if isinstance(error, TimeoutError):
         return CannotConnect(f"{where} does not answer", cause=error)
@@ -161,7 +164,7 @@ def unreachable(service: str, server: str, error: Exception) -> CannotConnect:
 
 
 def untrusted(error: CannotConnect, setting: str) -> ConfigError | None:
-    """The error for a server whose certificate is not trusted; None for any other failure.
+    """Return the error for a server whose certificate is not trusted; None for any other failure.
 
     `setting` is where the settings of TLS stand, such as ``discovery.tls``.
     """
@@ -176,7 +179,7 @@ def untrusted(error: CannotConnect, setting: str) -> ConfigError | None:
 
 
 def _socket(address: AddrInfoType) -> socket.socket:
-    """A socket that notices when its peer is gone without a word: a watch may have nothing to say for long."""
+    """Return a socket that notices when its peer is gone without a word: a watch may have nothing to say for long."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""Leases in a store outside of the process."""
+"""Leases in an external store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def new_lease_id() -> int:
-    """A random id for a lease; two processes do not draw the same."""
+    """Return a random id for a lease; two processes do not draw the same."""
     return secrets.randbelow(2**63 - 1) + 1
 
 
@@ -46,7 +46,7 @@ class StoreLease(Lease):
         """Whether the lease needs no heartbeats any more: closed or lost."""
 
     def mark_lost(self) -> None:
-        """Sets `lost`, from any thread."""
+        """Set `lost`, from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._lost.set)
         except RuntimeError:
@@ -73,4 +73,4 @@ class HeartbeatLease(StoreLease):
 
     @abstractmethod
     def beat(self) -> None:
-        """Renews the lease, or registers it again, and sets `due`. Raises no expected error."""
+        """Renew the lease, or register it again, and set `due`. Raise no expected error."""

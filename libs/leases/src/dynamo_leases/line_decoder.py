@@ -1,4 +1,4 @@
-"""Lines out of a stream of bytes."""
+"""A decoder of lines in a byte stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class LineDecoder:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that are complete with `data`, without their ends; empty ones are left out.
+        """Return the lines that are complete with `data`, without their ends; empty ones are left out.
 
         Raises:
             ValueError: a line is longer than `MAX_LINE`.

@@ -1,4 +1,4 @@
-"""What one lease holds in a store that answers requests, and how it stays there."""
+"""The maintainer of one lease and its records in a request-response store."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class LeaseStore(Protocol):
     """A store that keeps leases. Every method raises `CannotConnect` if it cannot be asked, `Refused` if it says no."""
 
     async def grant(self, lease: int, ttl: float) -> None:
-        """Makes a lease; one that is there is fine. `ttl` in seconds."""
+        """Make a lease; one that is there is fine. `ttl` in seconds."""
         ...
 
     async def keep_alive(self, lease: int) -> set[str] | None:
-        """Renews a lease. The keys that it holds; None if it is gone."""
+        """Renew a lease. The keys that it holds; None if it is gone."""
         ...
 
     async def revoke(self, lease: int) -> None:
-        """Ends a lease and removes its records; one that is gone is fine."""
+        """End a lease and remove its records; one that is gone is fine."""
         ...
 
     async def put(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record, whichever lease held the key; False if there is no such lease."""
+        """Write a record, whichever lease held the key; False if there is no such lease."""
         ...
 
     async def reclaim(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record that is missing; False if another lease has put the key meanwhile and keeps it."""
+        """Write a record that is missing; False if another lease has put the key meanwhile and keeps it."""
         ...
 
     async def remove(self, lease: int, key: str) -> None:
-        """Removes a record if this lease holds it."""
+        """Remove a record if this lease holds it."""
         ...
 
 
@@ -75,12 +75,12 @@ class LeaseMaintainer:
         self._lost = False
 
     async def register(self) -> None:
-        """Makes the lease."""
+        """Make the lease."""
         async with self._lock:
             await self._register()
 
     async def put(self, key: str, value: bytes) -> None:
-        """Writes a record."""
+        """Write a record."""
         async with self._lock:
             if self._closed:
                 raise ValueError("the lease is closed")
@@ -97,21 +97,21 @@ class LeaseMaintainer:
             self._records[key] = value
 
     async def remove(self, key: str) -> None:
-        """Removes a record of this lease."""
+        """Remove a record of this lease."""
         async with self._lock:
             # Forgotten first: if the request fails, the next heartbeat finds a record too many and removes it.
             if self._records.pop(key, None) is not None and not self._lost:
                 await self._store.remove(self._id, key)
 
     async def close(self) -> None:
-        """Ends the lease and its records."""
+        """End the lease and its records."""
         self._closed = True
         async with self._lock:
             self._records.clear()
             await self._store.revoke(self._id)
 
     async def keep(self) -> None:
-        """Keeps the lease alive until it is closed or lost."""
+        """Keep the lease alive until it is closed or lost."""
         pause = self._heartbeat
         while not (self._closed or self._lost):
             await asyncio.sleep(pause)
@@ -127,7 +127,7 @@ class LeaseMaintainer:
                 pause = self._soon()
 
     async def _beat(self) -> float:
-        """Renews the lease and repairs its records. Returns the seconds until the next heartbeat."""
+        """Renew the lease and repair its records. Return the seconds until the next heartbeat."""
         if self._closed:
             return 0.0
         if self._must_register:

@@ -27,7 +27,7 @@ class Poller:
         self._stopped = False
 
     async def poll(self) -> None:
-        """Returns after a poll that began after this call; at once if the poller has stopped."""
+        """Return after a poll that began after this call; at once if the poller has stopped."""
         if self._stopped:
             return
         if not self._tasks:
@@ -38,15 +38,15 @@ class Poller:
         await waiter
 
     def poll_soon(self) -> None:
-        """Asks for a poll, as something has changed."""
+        """Ask for a poll, as something has changed."""
         self._wanted.set()
 
     def stop(self) -> None:
-        """Ends the task after the poll that it is at, for libraries that swallow a cancellation."""
+        """End the task after the poll that it is at, for libraries that swallow a cancellation."""
         self._stopped = True
 
     async def aclose(self) -> None:
-        """Ends the task, and releases the callers that wait for a poll."""
+        """End the task, and release the callers that wait for a poll."""
         self.stop()
         await self._tasks.aclose()
         _release(self._waiting)

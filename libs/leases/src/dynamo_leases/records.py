@@ -1,4 +1,4 @@
-"""The bounds of keys and values."""
+"""Bounds of record keys and values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NO_LEASE = 0
 
 
 def check_record(key: str, value: bytes) -> None:
-    """Checks the key and the value of a record.
+    """Check the key and the value of a record.
 
     Raises:
         ValueError: the key is empty or too long, or the value is too large.

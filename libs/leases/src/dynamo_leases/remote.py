@@ -1,4 +1,4 @@
-"""A discovery whose store is asked from a thread with an event loop of its own."""
+"""A discovery that asks its store from a thread with an event loop of its own."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ STOP_TIMEOUT = 5.0
 
 
 class RemoteStore(LeaseStore, Protocol):
-    """The operations of a session, beside those of leases."""
+    """A session's operations on the store, beside those of leases."""
 
     async def put_value(self, key: str, value: bytes | None) -> None:
-        """Writes a value that outlives its writer; None removes it."""
+        """Write a value that outlives its writer; None removes it."""
         ...
 
     async def probe(self) -> None:
-        """Checks that every operation is permitted that discovery needs, and leaves nothing behind."""
+        """Check that every operation is permitted that discovery needs, and leave nothing behind."""
         ...
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         ...
 
 
@@ -44,7 +44,7 @@ S = TypeVar("S", bound=RemoteStore)
 
 
 class Session(Generic[S]):
-    """What lives in the thread: the store with its connections, the heartbeats, and the follower."""
+    """The part of a discovery in its thread: the store with its connections, the heartbeats, and the follower."""
 
     def __init__(self, store: S, follower: Follower, *, lost_after: float) -> None:
         self.store = store
@@ -54,14 +54,14 @@ class Session(Generic[S]):
         self._following = False
 
     async def refresh(self) -> None:
-        """Reads what is there, and follows from the first call on."""
+        """Read what is there, and follow from the first call on."""
         await self._follower.refresh()
         if not self._following:
             self._following = True
             self._tasks.spawn(self._follower.follow(), name="discovery-follow")
 
     async def maintain(self, lease: RemoteLease, ttl: float, heartbeat: float) -> LeaseMaintainer:
-        """Registers a lease and keeps it alive."""
+        """Register a lease and keep it alive."""
         maintainer = LeaseMaintainer(
             self.store, lease.id, ttl=ttl, heartbeat=heartbeat, lost_after=self._lost_after, on_lost=lease.mark_lost
         )
@@ -70,7 +70,7 @@ class Session(Generic[S]):
         return maintainer
 
     async def aclose(self) -> None:
-        """Ends what runs, and closes the connections."""
+        """End what runs, and close the connections."""
         await self._tasks.aclose()
         await self.store.aclose()
 
@@ -90,7 +90,7 @@ class RemoteLease(StoreLease):
         return self._closed or self._lost.is_set()
 
     def bind(self, maintainer: LeaseMaintainer) -> None:
-        """Names the maintainer, which lives in the thread."""
+        """Name the maintainer, which lives in the thread."""
         self._maintainer = maintainer
 
     async def put(self, key: str, value: bytes) -> None:
@@ -116,8 +116,10 @@ class RemoteLease(StoreLease):
 
 
 class RemoteDiscovery(Discovery, ABC, Generic[S]):
-    """A thread of its own asks the store, so that an engine that blocks the process's loop while it starts keeps its
-    lease. From the first watch on, the thread follows the store for all watches.
+    """Discovery in a store that a thread of its own asks.
+
+    An engine that blocks the process's loop while it starts keeps its lease. From the first watch on, the thread
+    follows the store for all watches.
     """
 
     #: The error of a store that cannot be reached at the start, with `{}` for the reason.
@@ -132,7 +134,7 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
         heartbeat: float | None,
         start_timeout: float,
     ) -> None:
-        """The times are the configured ones, in seconds."""
+        """Record that the times are the configured ones, in seconds."""
         super().__init__(config, metrics)
         self._ttl = ttl
         self._heartbeat = heartbeat
@@ -145,7 +147,7 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
 
     @abstractmethod
     async def _connect(self, on_change: OnChange) -> Session[S]:
-        """Makes the session; called in the thread, once unless it fails.
+        """Make the session; called in the thread, once unless it fails.
 
         Raises:
             ConfigError: a setting cannot be used.
@@ -154,10 +156,10 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
     @staticmethod
     @abstractmethod
     def _as_config_error(error: CannotConnect) -> ConfigError | None:
-        """The error if waiting would not help, with the key and the remedy; None if it may."""
+        """Return the error if waiting would not help, with the key and the remedy; None if it may."""
 
     async def start(self) -> None:
-        """Makes sure that the store can be used.
+        """Make sure that the store can be used.
 
         Raises:
             ConfigError: it refuses what the settings say, or a file that they name cannot be used.
@@ -233,7 +235,7 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
             return self._session
 
     async def _end(self) -> None:
-        """The last thing that happens in the thread."""
+        """Clean up at the end of the thread."""
         if self._session is not None:
             await self._session.aclose()
 

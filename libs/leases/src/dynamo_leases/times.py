@@ -4,12 +4,15 @@ from __future__ import annotations
 
 
 def heartbeat_interval(ttl: float, setting: float | None) -> float:
-    """The time between two heartbeats of a lease; `setting` is the configured one, None for a third of the ttl."""
+    """Return the time between two heartbeats of a lease.
+
+    `setting` is the configured one, None for a third of the ttl.
+    """
     return min(ttl / 3 if setting is None else setting, ttl / 2)
 
 
 def check_ttl(ttl: float) -> None:
-    """Checks the ttl of a lease.
+    """Check the ttl of a lease.
 
     Raises:
         ValueError: it is not above 0.
@@ -19,7 +22,7 @@ def check_ttl(ttl: float) -> None:
 
 
 def check_times(ttl: float, parts: int, /, **times: float | None) -> None:
-    """Checks settings that must be at most a part of `ttl`: a half if `parts` is 2, a third if it is 3.
+    """Check settings that must be at most a part of `ttl`: a half if `parts` is 2, a third if it is 3.
 
     Raises:
         ValueError: names the setting that is more.

@@ -1,4 +1,4 @@
-"""What plugins over Redis or Valkey share: settings, connections and errors."""
+"""The base of plugins over Redis or Valkey: settings, connections and errors."""
 
 from dynamo_core.lazy import exports as _exports
 

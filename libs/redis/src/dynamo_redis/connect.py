@@ -1,4 +1,4 @@
-"""How connections are made."""
+"""Connections to a Redis server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Command: TypeAlias = Sequence[bytes | str | int | float]
 
 
 def client_options(settings: RedisSettings, section: str, *, database: int = 0, timeout: float) -> dict[str, Any]:
-    """The arguments of the library's clients, blocking or not; `timeout` bounds connecting and each answer.
+    """Return the arguments of the library's clients, blocking or not; `timeout` bounds connecting and each answer.
 
     `section` is where the settings stand, such as ``discovery``. Times are in seconds.
 
@@ -38,7 +38,7 @@ def client_options(settings: RedisSettings, section: str, *, database: int = 0, 
 def connection_factory(
     settings: RedisSettings, section: str, *, database: int = 0, connect_timeout: float
 ) -> Callable[[], Connection]:
-    """Makes connections, each of them not connected yet. The caller sets the deadlines of answers.
+    """Make connections, each of them not connected yet. The caller sets the deadlines of answers.
 
     A deadline of the library's would be a task per write and a timer per message.
 
@@ -68,7 +68,7 @@ class ReusedConnection:
         self._connection: Connection | None = None
 
     async def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """The answers to commands that go out together.
+        """Return the answers to commands that go out together.
 
         Raises:
             CannotConnect: the server cannot be used now; the text names the setting if one is wrong.
@@ -92,11 +92,11 @@ class ReusedConnection:
         return answers
 
     async def read_answer(self, connection: Connection) -> Any:
-        """The answer to the next command. A subclass may catch an error that one command may end with."""
+        """Return the answer to the next command. A subclass may catch an error that one command may end with."""
         return await connection.read_response(disable_decoding=True)
 
     async def aclose(self) -> None:
-        """Ends the connection; another call makes a new one."""
+        """End the connection; another call makes a new one."""
         connection, self._connection = self._connection, None
         if connection is None:
             return

@@ -1,4 +1,4 @@
-"""What is wrong when a server cannot be used, in one line that names it; never a secret."""
+"""Errors of an unusable Redis server in one line that names it, never a secret."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCRIPT_DENIED = ("user executing the script can't", "ACL failure in script")
 
 
 class Fault(Enum):
-    """What is wrong."""
+    """The fault of a Redis server."""
 
     #: The user lacks a permission.
     DENIED = auto()
@@ -54,7 +54,7 @@ class RedisFailure(CannotConnect):
 
 
 def explain(settings: RedisSettings, error: Exception) -> RedisFailure:
-    """An exception of the library, or of the network, as a failure."""
+    """Return an exception of the library, or of the network, as a failure."""
     place = f"{settings.host}:{settings.port}"
     text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if settings.password is not None and (secret := settings.password.get_secret_value()):
@@ -80,7 +80,7 @@ def explain(settings: RedisSettings, error: Exception) -> RedisFailure:
 
 
 def config_error(failure: CannotConnect, section: str) -> ConfigError | None:
-    """The error if waiting would not help, with the key and the remedy; None if it may.
+    """Return the error if waiting would not help, with the key and the remedy; None if it may.
 
     `section` is where the settings stand, such as ``discovery``.
     """

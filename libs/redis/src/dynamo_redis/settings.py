@@ -1,4 +1,4 @@
-"""The settings with which a Redis server is reached."""
+"""The settings of a Redis connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCHEMES = {"redis": False, "valkey": False, "rediss": True, "valkeys": True}
 
 
 class RedisSettings(PluginConfig):
-    """Where the server is, how to log in, and TLS. A plugin adds its own keys."""
+    """The server's address, the login, and TLS. A plugin adds its own keys."""
 
     #: The remedy for an address that names a database.
     DATABASE_IN_URL: ClassVar[str] = "set `database`"
@@ -32,7 +32,7 @@ class RedisSettings(PluginConfig):
     @field_validator("url")
     @classmethod
     def _url_is_an_address(cls, value: str) -> str:
-        """Completes the address."""
+        """Complete the address."""
         parts = urlsplit(value if "://" in value else f"redis://{value}")
         if "@" in value:
             # Without the text: it holds a secret.
@@ -73,7 +73,7 @@ class RedisSettings(PluginConfig):
 
 
 class SharedCountSettings(RedisSettings):
-    """Where frontends share what they count of clients. A plugin adds its own keys."""
+    """The server where frontends share their counts of clients. A plugin adds its own keys."""
 
     url: str = Field(description="The Redis server, as redis://host:port, or rediss://host:port with TLS.")
     database: int = Field(default=0, ge=0, description="The number of the database.")

@@ -1,4 +1,4 @@
-"""Shows the metrics of another library's registry among ours, with the labels of the scope that bridges it."""
+"""A bridge that exports the metrics of another library's registry, with the labels of its scope."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RegistryBridge:
         self._failed = False
 
     def collect(self) -> list[Metric]:
-        """The registry's metrics now; nothing if it fails, which is logged once."""
+        """Return the registry's metrics now; nothing if it fails, which is logged once."""
         try:
             found = [
                 self._labelled(metric) for metric in self.source.collect() if metric.name.startswith(self._prefixes)
@@ -62,24 +62,24 @@ class BridgeCollector:
         self._told: set[str] = set()
 
     def add(self, bridge: RegistryBridge) -> None:
-        """Shows a registry from now on; one that is shown already stays as it is, so that its values count once."""
+        """Show a registry from now on; one that is shown already stays as it is, so that its values count once."""
         with self._lock:
             if any(other.source is bridge.source for other in self._bridges):
                 log.warning("a registry is bridged more than once; its metrics have the labels of the first to do so")
             self._bridges.append(bridge)
 
     def remove(self, bridge: RegistryBridge) -> None:
-        """Stops showing it. Safe twice."""
+        """Stop showing it. Safe twice."""
         with self._lock:
             if bridge in self._bridges:
                 self._bridges.remove(bridge)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what foreign registries hold is not known beforehand."""
+        """Return nothing: what foreign registries hold is not known beforehand."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics of all bridges, those of one name together."""
+        """Return the metrics of all bridges, those of one name together."""
         with self._lock:
             # The first bridge of each registry, in order.
             bridges = {id(bridge.source): bridge for bridge in reversed(self._bridges)}

@@ -1,4 +1,4 @@
-"""What OpenTelemetry's conventions for generative AI call the requests of clients, for spans and for metrics."""
+"""Attribute names of OpenTelemetry's conventions for generative AI, for spans and metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OPERATIONS = {
 
 
 def gen_ai_attributes(endpoint: str, model: str) -> dict[str, str]:
-    """The attributes that spans and metrics of a request have alike.
+    """Return the attributes that spans and metrics of a request have alike.
 
     `endpoint` and `model` are those of a `RequestRecord`. An endpoint that the conventions do not know keeps its name.
     The provider is the server that a client sees, whatever engines are behind it.

@@ -91,7 +91,7 @@ _QUERY = re.compile(
 
 
 def escape(text: str) -> str:
-    """The text with every control character visible, so that it can neither forge a line nor steer a terminal."""
+    """Return the text with control characters visible, so that it cannot forge a line or steer a terminal."""
     return text.translate(_CONTROLS)
 
 
@@ -254,7 +254,7 @@ _active: _Active | None = None
 
 
 def configure_logging(level: str, json: bool, stream: TextIO | None = None, *, process: str = "") -> None:
-    """Starts logging to `stream` (stderr if None), in place of what an earlier call set up.
+    """Start logging to `stream` (stderr if None), in place of what an earlier call set up.
 
     `level` is one of debug, info, warning, error, critical; loggers of other libraries speak from warning. `process`
     names this process in every line, where several write to one place.
@@ -279,7 +279,7 @@ def configure_logging(level: str, json: bool, stream: TextIO | None = None, *, p
 
 
 def set_level(level: str) -> None:
-    """Changes the level while logging runs.
+    """Change the level while logging runs.
 
     Raises:
         ConfigError: it is unknown.
@@ -295,7 +295,7 @@ def _number(level: str) -> int:
 
 
 def shutdown_logging() -> bool:
-    """Writes what waits, for at most `FLUSH_TIMEOUT` seconds, and takes this logging away. Safe twice.
+    """Write what waits, for at most `FLUSH_TIMEOUT` seconds, and take this logging away. Safe twice.
 
     False if the output is stuck: then the interpreter would wait for its writer at exit, without end.
     """

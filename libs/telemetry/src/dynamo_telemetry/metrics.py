@@ -41,7 +41,7 @@ class Counter:
         self.value = 0.0
 
     def inc(self, amount: float = 1) -> None:
-        """Counts up.
+        """Count up.
 
         Raises:
             ValueError: `amount` is negative.
@@ -60,20 +60,20 @@ class Gauge:
         self.value = 0.0
 
     def inc(self, amount: float = 1) -> None:
-        """Adds."""
+        """Add."""
         self.value += amount
 
     def dec(self, amount: float = 1) -> None:
-        """Subtracts."""
+        """Subtract."""
         self.value -= amount
 
     def set(self, value: float) -> None:
-        """Sets."""
+        """Set."""
         self.value = value
 
 
 class Histogram:
-    """Observations counted in buckets. `counts` has one entry per bound and one more for what lies above the last."""
+    """Observations counted in buckets. `counts` has one entry per bound and one more above the last."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -83,12 +83,12 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, amount: float) -> None:
-        """Counts one observation."""
+        """Count one observation."""
         self.counts[bisect_left(self.bounds, amount)] += 1
         self.sum += amount
 
     def observe_many(self, counts: Sequence[int], total: float) -> None:
-        """Adds observations that were counted elsewhere: how many per bucket (not cumulative), and their sum.
+        """Add observations that were counted elsewhere: how many per bucket (not cumulative), and their sum.
 
         Raises:
             ValueError: `counts` does not have ``len(bounds) + 1`` entries.
@@ -136,11 +136,11 @@ class _Family(Generic[ChildT]):
             self._children.pop(values, None)
 
     def describe(self) -> Iterable[Metric]:
-        """The names that are reserved in the registry."""
+        """Return the names that are reserved in the registry."""
         return [Metric(self.name, self.help, "unknown")]
 
     def collect(self) -> Iterable[Metric]:
-        """The metric as the stock client would hold it, with the exact name on every sample."""
+        """Return the metric as the stock client would hold it, with the exact name on every sample."""
         if getattr(_writing, "active", False):
             return []
         name = self.name.removesuffix("_total") if self.kind == "counter" else self.name
@@ -152,7 +152,7 @@ class _Family(Generic[ChildT]):
         return [metric]
 
     def write(self, out: list[str]) -> None:
-        """Appends this family in the Prometheus text format."""
+        """Append this family in the Prometheus text format."""
         text = self.help.replace("\\", r"\\").replace("\n", r"\n")
         out.append(f"# HELP {self.name} {text}\n# TYPE {self.name} {self.kind}\n")
         for _, child, heads in self._snapshot():
@@ -230,7 +230,7 @@ class Family(Generic[ChildT]):
         self._names = names
 
     def labels(self, *values: str) -> ChildT:
-        """The child for these label values, in the order of the label names. Keep it: the look-up is not free.
+        """Return the child for these label values, in the order of the label names. Keep it: the look-up is not free.
 
         Raises:
             ValueError: not one value per label name.
@@ -238,7 +238,7 @@ class Family(Generic[ChildT]):
         return self._family.child(self._key(values))
 
     def remove(self, *values: str) -> None:
-        """Removes the child for these label values, if it exists."""
+        """Remove the child for these label values, if it exists."""
         self._family.forget(self._key(values))
 
     def _key(self, values: tuple[str, ...]) -> tuple[str, ...]:
@@ -248,7 +248,7 @@ class Family(Generic[ChildT]):
 
 
 class _Shared:
-    """What all scopes of one registry have in common."""
+    """The state shared by all scopes of one registry."""
 
     def __init__(self, registry: CollectorRegistry, cache_seconds: float) -> None:
         self.registry = registry
@@ -303,7 +303,7 @@ class Metrics:
         return self._shared.registry
 
     def scope(self, **labels: str) -> Metrics:
-        """A scope with more common labels over the same registry.
+        """Return a scope with more common labels over the same registry.
 
         Raises:
             ValueError: a label is already common here.
@@ -317,7 +317,7 @@ class Metrics:
         return child
 
     def counter(self, name: str, help: str, labels: Sequence[str] = ()) -> Family[Counter]:
-        """A counter.
+        """Return a counter.
 
         Raises:
             ValueError: a bad name, or the name is in use with another type or other labels.
@@ -325,13 +325,13 @@ class Metrics:
         return self._family(name, labels, _Counters, lambda names: _Counters(name, help, names, Counter))
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = ()) -> Family[Gauge]:
-        """A gauge. Raises as `counter` does."""
+        """Return a gauge. Raise as `counter` does."""
         return self._family(name, labels, _Gauges, lambda names: _Gauges(name, help, names, Gauge))
 
     def histogram(
         self, name: str, help: str, labels: Sequence[str] = (), buckets: Sequence[float] = ()
     ) -> Family[Histogram]:
-        """A histogram with the given upper bounds, `DEFAULT_BUCKETS` if there are none; ``+Inf`` is added.
+        """Return a histogram with the given upper bounds, `DEFAULT_BUCKETS` if there are none; ``+Inf`` is added.
 
         Raises:
             ValueError: as `counter` does; also bounds that do not grow or differ from those in use.
@@ -348,7 +348,7 @@ class Metrics:
         return family
 
     def bridge(self, source: CollectorRegistry, *, prefixes: Sequence[str]) -> None:
-        """Shows metrics of another registry too; see `MetricsScope.bridge`.
+        """Show metrics of another registry too; see `MetricsScope.bridge`.
 
         Raises:
             ValueError: no prefix is given, or the registry is this one.
@@ -367,18 +367,18 @@ class Metrics:
         self._bridged.append(bridge)
 
     def unbridge(self) -> None:
-        """Ends the bridges of this scope. Safe twice."""
+        """End the bridges of this scope. Safe twice."""
         bridged, self._bridged = self._bridged, []
         for bridge in bridged:
             if self._shared.bridges is not None:
                 self._shared.bridges.remove(bridge)
 
     def changed(self) -> None:
-        """Invalidates the cached rendering; see `MetricsScope.changed`."""
+        """Invalidate the cached rendering; see `MetricsScope.changed`."""
         self._shared.changes += 1
 
     async def render(self) -> bytes:
-        """All metrics of the registry as text, written in a thread.
+        """Return all metrics of the registry as text, written in a thread.
 
         A rendering is reused for `cache_seconds`, unless `changed` was called since it began. Concurrent callers share
         one: the rendering under way, or after a change the next.
@@ -393,7 +393,7 @@ class Metrics:
             return shared.rendered
 
     def render_now(self) -> bytes:
-        """All metrics of the registry as text, as they are now."""
+        """Return all metrics of the registry as text, as they are now."""
         return self._shared.write()
 
     def _family(

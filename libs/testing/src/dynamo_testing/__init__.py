@@ -1,4 +1,4 @@
-"""Kits that a plugin's author runs: what every plugin of a kind has promised, as ready-made checks.
+"""Conformance kits for plugin authors: the promises of each kind of plugin as ready-made checks.
 
 For engines:
 

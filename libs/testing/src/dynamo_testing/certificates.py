@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def make_certificates(folder: Path, **hosts: str) -> Path:
-    """Makes ``ca.crt`` and, signed by it, a certificate and key per name for the host given, such as IP:127.0.0.1."""
+    """Make ``ca.crt`` and, signed by it, a certificate and key per name for the host given, such as IP:127.0.0.1."""
 
     def openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)  # noqa: S603, S607 - a test's

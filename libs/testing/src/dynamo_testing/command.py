@@ -70,7 +70,7 @@ def command() -> None:
 def engine(ctx: click.Context, /, name: str, as_json: bool, **options: Any) -> None:
     """Run an engine through every promise of the engine contract.
 
-    NAME is what `use:` says in a config file. Prints one line per check. Exit code 0: the engine keeps its contract; 1:
+    NAME is what `use:` says in a config file. Print one line per check. Exit code 0: the engine keeps its contract; 1:
     it does not, and the last lines say what was seen, what the contract says and what to do; 2: it could not be tried.
     """
     os.environ.setdefault(VALIDATOR, "1")
@@ -78,7 +78,7 @@ def engine(ctx: click.Context, /, name: str, as_json: bool, **options: Any) -> N
 
 
 class _Trial:
-    """One run of the kit, and what is printed of it."""
+    """One run of the kit, and its output."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _Trial:
         self._results: list[CheckResult] = []
 
     def run(self) -> int:
-        """The exit code.
+        """Return the exit code.
 
         Raises:
             ConfigError: the engine cannot be made with these settings.
@@ -220,7 +220,7 @@ class _Trial:
             click.echo(report.summary())
 
     def _stuck(self, seen: str, seconds: float) -> None:
-        """Called in the watchdog's thread: the loop will not come back, so this is the end of the process."""
+        """End the process, since the loop will not come back; called in the watchdog's thread."""
         from dynamo_testing.engine.report import Report
         from dynamo_testing.engine.run import blocked
 
@@ -238,14 +238,14 @@ class _Trial:
 
 
 def _leave(code: int) -> None:
-    """Ends the process, whatever still runs."""
+    """End the process, whatever still runs."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _load(kind: str, name: str, sets: Sequence[str]) -> tuple[type[Plugin], PluginConfig, PluginEntry]:
-    """The class of a plugin with its settings, and where it comes from.
+    """Return the class of a plugin with its settings, and where it comes from.
 
     Raises:
         ConfigError: it cannot be loaded, or a setting is wrong.
@@ -326,7 +326,7 @@ _KITS = {
 
 
 def _attributes(given: Sequence[str]) -> dict[str, Any]:
-    """Attributes of a kit, as the command line has them."""
+    """Return attributes of a kit, as the command line has them."""
     from dynamo_runtime.settings.documents import parse_text
     from dynamo_runtime.settings.tree import to_plain
 

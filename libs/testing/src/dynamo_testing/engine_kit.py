@@ -51,17 +51,20 @@ class EngineConformance:
 
     @pytest.fixture
     def engine_factory(self) -> EngineFactory:
-        """Makes a fresh engine each time it is called; may be async. Every author writes this one."""
+        """Make a fresh engine each time it is called; may be async. Every author writes this one."""
         raise NotImplementedError("write a fixture `engine_factory` that returns a function which makes an engine")
 
     @pytest.fixture
     def prefill_result(self) -> Prefill:
-        """What an engine that decodes is given. Write it for those that decode only what was really prefilled."""
+        """Return what an engine that decodes is given.
+
+        Write it for those that decode only what was really prefilled.
+        """
         return NOTHING_PREFILLED
 
     @pytest.fixture
     def check(self, engine_factory: EngineFactory, prefill_result: Prefill) -> MakeCheck:
-        """Makes the check of a name over an engine of its own."""
+        """Make the check of a name over an engine of its own."""
         plan = Plan(
             token_ids=self.TOKEN_IDS,
             prefill_result=prefill_result,

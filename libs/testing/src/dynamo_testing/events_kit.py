@@ -1,4 +1,4 @@
-"""The kit for event planes: what every transport promises about its events, as one check each.
+"""The kit for event planes: the promises of a transport about its events, as one check each.
 
 The author's whole test file::
 
@@ -54,16 +54,16 @@ class EventsKit:
 
     @pytest.fixture
     def events(self) -> EventPlanes:
-        """The planes under test, started; the fixture closes them. Every author writes this one."""
+        """Return the planes under test, started; the fixture closes them. Every author writes this one."""
         raise NotImplementedError("write a fixture `events` that yields EventPlanes(sender, receiver, directory)")
 
     async def break_connection(self, events: EventPlanes) -> None:
-        """Breaks every connection between the two planes; they may connect again at once."""
+        """Break every connection between the two planes; they may connect again at once."""
         raise NotImplementedError
 
     @asynccontextmanager
     async def market(self, events: EventPlanes) -> AsyncIterator[Market]:
-        """What the checks work with."""
+        """Yield what the checks work with."""
         market = Market(events, self.WAIT)
         try:
             yield market
@@ -340,14 +340,14 @@ class EventsKit:
             assert await market.sources() == set()
 
     def _flood(self, sender: Sender) -> list[bool]:
-        """Numbered events in one turn of the loop, until some have been dropped."""
+        """Return numbered events in one turn of the loop, until some have been dropped."""
         taken: list[bool] = []
         while len(taken) < self.OVERFLOW and taken[-10:] != [False] * 10:
             taken += sender.send(str(len(taken)).encode())
         return taken
 
     async def _until_heard(self, market: Market, sender: Sender, listener: Listener, start: int) -> int:
-        """Sends further numbered events until one of them is heard; its number."""
+        """Send further numbered events until one of them is heard; its number."""
         last = start
         try:
             async with asyncio.timeout(market.wait):

@@ -1,4 +1,4 @@
-"""The kit for extensions: routes, events of requests, and what is left of one that was closed.
+"""The kit for extensions: routes, request events, and leftovers after the close.
 
 The author's whole test file::
 
@@ -61,12 +61,12 @@ class ExtensionKit:
 
     @pytest.fixture
     def make_extension(self) -> ExtensionFactory:
-        """Makes the extension from its services. Every author writes this one."""
+        """Make the extension from its services. Every author writes this one."""
         raise NotImplementedError("write a fixture `make_extension` that returns a function of ExtensionServices")
 
     @pytest.fixture
     async def host(self, make_extension: ExtensionFactory) -> AsyncIterator[ExtensionHost]:
-        """The extension, started beside a frontend."""
+        """Yield the extension, started beside a frontend."""
         async with self.running(make_extension) as host:
             yield host
 
@@ -194,7 +194,7 @@ class ExtensionKit:
     async def running(
         self, make_extension: ExtensionFactory, role: str = FRONTEND_ROLE
     ) -> AsyncIterator[ExtensionHost]:
-        """The extension, started in a process of a role, and closed at the end."""
+        """Yield the extension, started in a process of a role, and closed at the end."""
         host = ExtensionHost(make_extension, role)
         try:
             await self.within(host.start(), "`start`")
@@ -203,23 +203,23 @@ class ExtensionKit:
             await self.within(host.aclose(), "`aclose`")
 
     async def send(self, host: ExtensionHost, events: Iterable[RequestEvent]) -> None:
-        """Sends events, and returns once they are read and what follows at once has happened."""
+        """Send events, and return once they are read and what follows at once has happened."""
         for event in events:
             host.publish(event)
         await self.all_read(host, self.WAIT)
 
     async def send_requests(self, host: ExtensionHost, *request_ids: str) -> None:
-        """Sends all events of requests that are answered, and returns as `send`."""
+        """Send all events of requests that are answered, and return as `send`."""
         for request_id in request_ids:
             await self.send(host, answered(request_id, host.candidates))
 
     async def json(self, host: ExtensionHost, path: str) -> Any:
-        """What a GET of a path answers to an operator."""
+        """Return what a GET of a path answers to an operator."""
         async with host.asked("GET", path, token=TOKEN) as response:
             return await self.within(response.json(), f"the answer of GET {path}")
 
     async def all_read(self, host: ExtensionHost, patience: float = float("inf")) -> None:
-        """Returns once no event is held; with `patience`, at the latest then."""
+        """Return once no event is held; with `patience`, at the latest then."""
         deadline = time.monotonic() + patience
         while host.unread and not host.failure and time.monotonic() < deadline:  # noqa: ASYNC110 - the last read has no event
             await asyncio.sleep(0.01)
@@ -227,19 +227,19 @@ class ExtensionKit:
         await asyncio.sleep(0.02)
 
     async def publish_for_ever(self, host: ExtensionHost) -> None:
-        """Requests that come without end, with time for others in between."""
+        """Publish requests without end, with time for other tasks in between."""
         while True:
             for event in answered("kit-request", host.candidates):
                 host.publish(event)
             await asyncio.sleep(0.001)
 
     async def status(self, host: ExtensionHost, route: HttpRoute, body: bytes | None, token: str) -> int:
-        """The status of an answer, whose body may come later or never end."""
+        """Return the status of an answer, whose body may come later or never end."""
         async with host.asked(route.method, path_of(route), body, token=token) as response:
             return response.status
 
     async def text(self, host: ExtensionHost, route: HttpRoute) -> str:
-        """What a route answers to an operator, as far as it comes at once."""
+        """Return what a route answers to an operator, as far as it comes at once."""
         text = ""
         with suppress(TimeoutError):
             async with asyncio.timeout(0.2), host.asked(route.method, path_of(route), token=TOKEN) as response:
@@ -249,7 +249,7 @@ class ExtensionKit:
         return text
 
     async def within(self, waited: Any, what: str) -> Any:
-        """What is waited for, in the time that anything may take."""
+        """Return what is waited for, in the time that anything may take."""
         try:
             async with asyncio.timeout(self.WAIT):
                 return await waited
@@ -258,17 +258,17 @@ class ExtensionKit:
 
 
 def named(route: HttpRoute) -> str:
-    """A route in messages, and in `ExtensionKit.UNGUARDED`."""
+    """Return a route in messages, and in `ExtensionKit.UNGUARDED`."""
     return f"{route.method} {route.path}"
 
 
 def path_of(route: HttpRoute) -> str:
-    """A path of the route, with something in the place of each variable."""
+    """Return a path of the route, with something in the place of each variable."""
     return "/".join("7" if part.startswith("{") else part for part in route.display_path.split("/"))
 
 
 def secrets_of(value: Any, path: Sequence[str] = ()) -> Iterator[str]:
-    """The texts in settings that are hidden where settings are shown."""
+    """Yield the texts in settings that are hidden where settings are shown."""
     if isinstance(value, Mapping):
         for key, below in value.items():
             yield from secrets_of(below, (*path, str(key)))

@@ -1,4 +1,4 @@
-"""What the classes of tests need beyond core: the extra ``testing``. Importing this says so where it is missing."""
+"""The optional packages of the kits, extra ``testing``. Importing this module names a missing one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kit for frontends: routes, tokenizers, and what becomes of a request however it ends.
+"""The kit for frontends: routes, tokenizers, and the end of every request.
 
 The author's whole test file::
 
@@ -78,20 +78,20 @@ class FrontendKit:
 
     @pytest.fixture
     def make_frontend(self) -> FrontendFactory:
-        """Makes the frontend from its services. Every author writes this one."""
+        """Make the frontend from its services. Every author writes this one."""
         raise NotImplementedError("write a fixture `make_frontend` that returns a function of FrontendServices")
 
     def ask(self, model: str, prompt: str) -> Asked:
-        """A request that is answered in one piece."""
+        """Return a request that is answered in one piece."""
         pytest.skip("the class has no method `ask`, which words a request")
 
     def ask_streaming(self, model: str, prompt: str) -> Asked:
-        """A request that is answered as the answer is made."""
+        """Return a request that is answered as the answer is made."""
         pytest.skip("the class has no method `ask_streaming`, which words a request for a stream")
 
     @pytest.fixture
     async def house(self, make_frontend: FrontendFactory) -> AsyncIterator[House]:
-        """The frontend, started, behind a listener."""
+        """Yield the frontend, started, behind a listener."""
         house = House(make_frontend)
         try:
             async with asyncio.timeout(self.WAIT):
@@ -260,18 +260,18 @@ class FrontendKit:
     # What the checks use.
 
     def session(self, house: House) -> aiohttp.ClientSession:
-        """A client of its own, so that no connection is kept."""
+        """Return a client of its own, so that no connection is kept."""
         return aiohttp.ClientSession(house.url, timeout=aiohttp.ClientTimeout(self.WAIT), read_bufsize=2**20)
 
     def sent(self, session: aiohttp.ClientSession, asked: Asked) -> Any:
-        """A request, as a context whose value is the response."""
+        """Return a request, as a context whose value is the response."""
         body = asked.body if isinstance(asked.body, bytes) else json.dumps(asked.body).encode()
         headers = {"content-type": "application/json", **(asked.headers or {})}
         return session.request(asked.method, asked.path, data=body, headers=headers)
 
     @asynccontextmanager
     async def streaming(self, house: House) -> AsyncIterator[tuple[aiohttp.ClientResponse, Answering]]:
-        """A stream whose first text is on its way. A frontend may send nothing before there is text."""
+        """Yield a stream whose first text is on its way. A frontend may send nothing before there is text."""
         asked = self.ask_streaming(MODEL, "zebra")
         tasks = TaskSet()
         async with self.session(house) as session, aclosing(tasks):
@@ -285,19 +285,19 @@ class FrontendKit:
                 response.close()
 
     async def reply(self, house: House, asked: Asked) -> Reply:
-        """The whole answer to a request."""
+        """Return the whole answer to a request."""
         async with self.session(house) as session, self.sent(session, asked) as response:
             headers = {name.lower(): value for name, value in response.headers.items()}
             return Reply(response.status, headers, await response.text(errors="replace"))
 
     async def record(self, house: House) -> RequestRecord:
-        """The record of the next request that has ended; it must be the only one."""
+        """Return the record of the next request that has ended; it must be the only one."""
         record: RequestRecord = await self.within(house.records.get())
         assert house.records.empty(), "one request is recorded twice"
         return record
 
     async def within(self, waited: Any) -> Any:
-        """What is waited for, in the time that anything may take."""
+        """Return what is waited for, in the time that anything may take."""
         try:
             async with asyncio.timeout(self.WAIT):
                 return await waited

@@ -1,4 +1,4 @@
-"""A collector on the loopback, and the histograms in what it was sent. Needs the extra `otlp`."""
+"""An OTLP collector on the loopback, and the histograms it received. Needs the extra `otlp`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Received:
 
 
 class OtlpReceiver:
-    """Keeps what it is sent, and answers with `status` once `answering` is set. Enter it to serve, in threads."""
+    """A receiver that keeps requests, and answers with `status` once `answering` is set.
+
+    Enter it to serve, in threads.
+    """
 
     def __init__(self) -> None:
         self.received: list[Received] = []
@@ -53,12 +56,12 @@ class OtlpReceiver:
         self._thread.join(5)
 
     def bodies(self, path: str) -> list[bytes]:
-        """What was sent to a path as it should be, in order."""
+        """Return what was sent to a path as it should be, in order."""
         found = [one for one in list(self.received) if one.path == path]
         return [one.body for one in found if one.headers.get("content-type") == _PROTOBUF]
 
     def until(self, condition: Callable[[], object], seconds: float = 20) -> bool:
-        """Whether the condition holds within that time. It is asked again after each request. Blocks."""
+        """Return whether the condition holds within that time. It is asked again after each request. Blocks."""
         with self._news:
             return bool(self._news.wait_for(condition, seconds))
 
@@ -78,7 +81,7 @@ class OtlpReceiver:
                 self.end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
-                """Nothing: the check says what went wrong."""
+                """Log nothing: the check says what went wrong."""
 
         return Handler
 
@@ -99,7 +102,7 @@ class Histogram:
 
 
 def histograms(body: bytes) -> list[Histogram]:
-    """The histograms with fixed buckets of one request."""
+    """Return the histograms with fixed buckets of one request."""
     return [
         Histogram(
             name=metric.name,
@@ -120,5 +123,5 @@ def histograms(body: bytes) -> list[Histogram]:
 
 
 def plain(attributes: Any) -> dict[str, Any]:
-    """Attributes on the wire as a mapping."""
+    """Return attributes on the wire as a mapping."""
     return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in attributes}

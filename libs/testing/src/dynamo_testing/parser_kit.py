@@ -1,4 +1,4 @@
-"""The kits for parsers: what comes out of a text, however it is cut, and what a piece of it costs.
+"""The kits for parsers: the same output however a text is cut, and a bounded cost per piece.
 
 The author's whole test file::
 
@@ -73,7 +73,7 @@ SCRAPS = 60
 
 
 def check_markers(make: Callable[[], Parser], texts: Sequence[str]) -> None:
-    """Feeds texts whose special tokens come as tokens.
+    """Feed texts whose special tokens come as tokens.
 
     Raises:
         AssertionError: a text is not understood as the same one that comes without tokens.
@@ -85,7 +85,7 @@ def check_markers(make: Callable[[], Parser], texts: Sequence[str]) -> None:
 
 
 def malformed(parser: Parser, pieces: Sequence[str]) -> int:
-    """How many malformed calls a parser counts in a text."""
+    """Return how many malformed calls a parser counts in a text."""
     parse(parser, pieces)
     return parser.malformed
 
@@ -106,7 +106,7 @@ class ToolParserKit:
 
     @pytest.fixture
     def make_parser(self) -> ToolParserFactory:
-        """Makes a parser from the tools of a request. Every author writes this one."""
+        """Make a parser from the tools of a request. Every author writes this one."""
         raise NotImplementedError("write a fixture `make_parser` that returns the class of the parser")
 
     def test_text_without_markup_is_content(self, make_parser: ToolParserFactory) -> None:
@@ -172,7 +172,7 @@ class ToolParserKit:
 
 
 class Answer(NamedTuple):
-    """An answer, what of it is reasoning and what content, and the end of the prompt before it."""
+    """An answer, its reasoning and its content, and the end of the prompt before it."""
 
     text: str
     reasoning: str = ""
@@ -190,7 +190,7 @@ class ReasoningParserKit:
 
     @pytest.fixture
     def make_parser(self) -> ReasoningParserFactory:
-        """Makes a parser from the prompt. Every author writes this one."""
+        """Make a parser from the prompt. Every author writes this one."""
         raise NotImplementedError("write a fixture `make_parser` that returns the class of the parser")
 
     def test_text_without_markup_is_not_lost(self, make_parser: ReasoningParserFactory) -> None:
@@ -240,7 +240,7 @@ class ReasoningParserKit:
                 check_cost(make_parser(""), opening, filler)
 
     def _asked(self) -> list[tuple[str, str]]:
-        """Prompts and answers."""
+        """Return prompts and answers."""
         prompts = ["", *(answer.prompt for answer in self.ANSWERS)]
         texts = [*(answer.text for answer in self.ANSWERS), *self.OPENINGS, *PLAIN]
         return [(prompt, text) for prompt in dict.fromkeys(prompts) for text in (*texts, *scraps(texts, count=SCRAPS))]

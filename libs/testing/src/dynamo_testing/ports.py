@@ -1,4 +1,4 @@
-"""Ports of the loopback for servers that tests start."""
+"""Free loopback ports for servers that tests start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _claimed: set[int] = set()
 
 
 def free_port(row: int = 1) -> int:
-    """A port on 127.0.0.1 to which a server can be bound, or the first of so many in a row.
+    """Return a port on 127.0.0.1 to which a server can be bound, or the first of so many in a row.
 
     No other call gets it, in this process or another one of the user, as long as this process lives.
     """
@@ -30,7 +30,7 @@ def free_port(row: int = 1) -> int:
 
 
 def _claim(port: int) -> bool:
-    """Locks the byte of the port in the file that all processes of tests share. The system unlocks it when they end."""
+    """Lock the byte of the port in the file that all processes of tests share. The system unlocks it when they end."""
     if port in _claimed:
         return False
     try:

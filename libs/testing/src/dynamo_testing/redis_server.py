@@ -49,7 +49,7 @@ MakeServer = Callable[..., RedisServer]
 
 @pytest.fixture(scope="session")
 def redis_binary() -> str:
-    """The program; installed where that is possible."""
+    """Return the program, installed where that is possible."""
     names = ("redis-server", "valkey-server")
     if not any(map(shutil.which, names)) and os.geteuid() == 0 and shutil.which("apt-get"):
         install = ["apt-get", "install", "-y", "-q", "redis-server"]
@@ -59,12 +59,12 @@ def redis_binary() -> str:
 
 @pytest.fixture
 def make_server(redis_binary: str, tmp_path: Path) -> Iterator[MakeServer]:
-    """Starts servers that live as long as the test."""
+    """Start servers that live as long as the test."""
     with starting(tmp_path, partial(RedisServer, redis_binary)) as make:
         yield make
 
 
 @pytest.fixture
 def server(make_server: MakeServer) -> RedisServer:
-    """One server, for one test."""
+    """Return one server, for one test."""
     return make_server()

@@ -51,31 +51,31 @@ class ResponseStoreKit:
 
     @pytest.fixture
     def make_store(self) -> ResponseStoreFactory:
-        """Makes the store from its services. Every author writes this one."""
+        """Make the store from its services. Every author writes this one."""
         raise NotImplementedError("write a fixture `make_store` that returns a function of ResponseStoreServices")
 
     async def take_away(self, store: ResponseStore) -> None:
-        """Makes what the store keeps its records in unreachable."""
+        """Make what the store keeps its records in unreachable."""
         pytest.skip("take_away is not written: nothing tells how the store can be away")
 
     async def bring_back(self, store: ResponseStore) -> None:
-        """Ends that."""
+        """End the outage."""
 
     @pytest.fixture
     def owner(self) -> str:
-        """An owner that no other check has."""
+        """Return an owner that no other check has."""
         return f"kit/{secrets.token_hex(8)}"
 
     @pytest.fixture
     async def store(self, make_store: ResponseStoreFactory) -> AsyncIterator[ResponseStore]:
-        """A started store."""
+        """Yield a started store."""
         async with make_store(_services()) as store:
             await store.start()
             yield store
 
     @pytest.fixture
     async def other(self, make_store: ResponseStoreFactory, store: ResponseStore) -> AsyncIterator[ResponseStore]:
-        """A second one of another process; the same where processes do not share records."""
+        """Yield a second one of another process; the same where processes do not share records."""
         if not store.CROSS_PROCESS:
             yield store
             return

@@ -1,4 +1,4 @@
-"""Modules whose assertions pytest explains: without it a check that fails would say no more than "AssertionError"."""
+"""Modules whose assertions pytest rewrites: without it a failing check says no more than "AssertionError"."""
 
 REWRITTEN = (
     "dynamo_testing.transport",

@@ -1,4 +1,4 @@
-"""The kit for routers: every promise about who is chosen, what is counted, and what a choice takes, as one check each.
+"""The kit for routers: the promises about the choice, the accounting and the cost, as one check each.
 
 The author's whole test file::
 

@@ -1,4 +1,4 @@
-"""A server in a process of its own, which tests stop, kill and start again."""
+"""A server process that tests stop, kill and start again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ DEADLINE = 15.0
 
 
 def server_binary(*names: str, folders: str = "", package: str = "") -> str:
-    """The first of these programs that is installed. Without one the test is skipped, or fails where `CI` is set.
+    """Return the first of these programs that is installed.
 
-    `folders` are added to the path; `package` is what Debian calls the first, if not by its name.
+    Without one the test is skipped, or fails where `CI` is set. `folders` are added to the path; `package` is what
+    Debian calls the first, if not by its name.
     """
     for name in names:
         found = shutil.which(name, path=os.environ.get("PATH", "") + folders)
@@ -45,19 +46,19 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def command(self) -> Sequence[str]:
-        """How the server is started."""
+        """Return how the server is started."""
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether it accepts clients. May raise OSError."""
+        """Return whether it accepts clients. May raise OSError."""
 
     def launch(self, *more: str) -> None:
-        """Starts it with more arguments than its own, and does not wait for it."""
+        """Start it with more arguments than its own, without waiting for it."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen([*self.command(), *more], stdout=log, stderr=log)  # noqa: S603
 
     def wait(self) -> None:
-        """Returns when it accepts clients."""
+        """Return when it accepts clients."""
         deadline = time.monotonic() + DEADLINE
         while True:
             with suppress(OSError):
@@ -69,23 +70,23 @@ class ServerProcess(ABC):
             time.sleep(0.01)
 
     def start(self, *more: str) -> None:
-        """Starts it, and returns when it accepts clients."""
+        """Start it, and return when it accepts clients."""
         self.launch(*more)
         self.wait()
 
     def freeze(self) -> None:
-        """Stops its process, which answers nothing until `resume`."""
+        """Stop its process, which answers nothing until `resume`."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
         os.waitpid(self._process.pid, os.WUNTRACED)
 
     def resume(self) -> None:
-        """Lets a frozen server go on."""
+        """Let a frozen server go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """Ends it with all that it holds in memory. Safe twice."""
+        """End it with all that it holds in memory. Safe twice."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -97,7 +98,7 @@ S = TypeVar("S", bound=ServerProcess)
 
 @contextmanager
 def starting(folder: Path, make: Callable[..., S]) -> Iterator[Callable[..., S]]:
-    """Starts servers that are killed at the end. `make` gets a folder of the server's own before its arguments."""
+    """Start servers that are killed at the end. `make` gets a folder of the server's own before its arguments."""
     made: list[S] = []
 
     def start(*arguments: Any, **how: Any) -> S:

@@ -1,4 +1,4 @@
-"""Tests of the settings of a plugin, made from what they must refuse.
+"""Tests of a plugin's settings, made from the values that they must refuse.
 
 An author assigns what these functions return to names that begin with ``test_``.
 """
@@ -20,7 +20,7 @@ from dynamo_testing.extra import pytest
 def refused_settings(
     config: type[PluginConfig], refused: Sequence[tuple[dict[str, Any], str]], *, secret: str | None = None
 ) -> Callable[..., None]:
-    """A test per settings: they are refused with a message that matches, which does not repeat the secret."""
+    """Return a test per settings: they are refused with a message that matches, which does not repeat the secret."""
 
     def test(settings: dict[str, Any], message: str) -> None:
         with pytest.raises(ValidationError, match=message) as caught:
@@ -32,7 +32,7 @@ def refused_settings(
 
 
 def unusable_certificates(make: Callable[[dict[str, Any]], object]) -> Callable[..., None]:
-    """A test per file of `tls`: one that cannot be used is named. `make` makes a transport with this `tls`."""
+    """Return a test per file of `tls`: one that cannot be used is named. `make` makes a transport with this `tls`."""
 
     @pytest.mark.parametrize("key", ["ca", "cert"])
     def test(tmp_path: Path, key: str) -> None:
@@ -45,7 +45,7 @@ def unusable_certificates(make: Callable[[dict[str, Any]], object]) -> Callable[
 
 
 def listed_settings(page: str, config: type[PluginConfig]) -> Callable[..., None]:
-    """A test that the tables of a page list every setting, each with its default if that is a number."""
+    """Return a test that the tables of a page list every setting, each with its default if that is a number."""
 
     def test() -> None:
         rows = dict(re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", page, re.M))

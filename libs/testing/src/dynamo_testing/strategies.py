@@ -30,12 +30,12 @@ texts = st.text(max_size=20)
 
 
 def maybe(values: SearchStrategy[Any]) -> SearchStrategy[Any]:
-    """A value, or None."""
+    """Return a value, or None."""
     return st.none() | values
 
 
 def lists(values: SearchStrategy[Any], size: int = 4) -> SearchStrategy[list[Any]]:
-    """Short lists."""
+    """Return short lists."""
     return st.lists(values, max_size=size)
 
 

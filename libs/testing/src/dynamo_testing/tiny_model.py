@@ -1,4 +1,4 @@
-"""A small Hugging Face style model folder, made on the spot: a real tokenizer for tests, without a download."""
+"""A small Hugging Face style model folder, made on the spot: a real tokenizer without a download."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OTHERS = ("你", "好", "世", "界", "語", "日", "本", "при", "вет", 
 
 
 def make_tokenizer_folder(path: Path, *, vocab_size: int = 4000, seed: int = 0) -> Path:
-    """Writes the files of a byte-level BPE tokenizer with a chat template into `path`, and returns `path`.
+    """Write the files of a byte-level BPE tokenizer with a chat template into `path`, and return `path`.
 
     The tokenizer is trained on made-up words in several scripts. The same arguments write the same bytes. `vocab_size`
     counts the 256 bytes and the special tokens; the vocabulary is that large unless the words run out before.
@@ -100,9 +100,11 @@ def make_tokenizer_folder(path: Path, *, vocab_size: int = 4000, seed: int = 0) 
 
 
 def save_llama(folder: Path, *, vocab_size: int, device: str = "cpu", dtype: str = "float32", **more: object) -> None:
-    """Saves a Llama of random parameters into `folder`, the same each time on the same device; it needs torch and
-    transformers. `more` goes to its config; without sizes there, it has 0.3 million parameters. `device` is where the
-    parameters are drawn: for millions of them, a GPU saves the wait."""
+    """Save a Llama of random parameters into `folder`, the same each time on the same device.
+
+    It needs torch and transformers. `more` goes to its config; without sizes there, it has 0.3 million parameters.
+    `device` is where the parameters are drawn: for millions of them, a GPU saves the wait.
+    """
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
 

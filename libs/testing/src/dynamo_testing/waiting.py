@@ -1,4 +1,4 @@
-"""How checks wait: for the event loop to go round, and for what they record to change."""
+"""Waits of checks: for a turn of the event loop, and for a change of what they record."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 
 async def turns(number: int = 20) -> None:
-    """Lets the event loop go round, so that what should not happen has its chance to."""
+    """Let the event loop go round, so that what should not happen has its chance to."""
     for _ in range(number):
         await asyncio.sleep(0)
 
 
 class News:
-    """Wakes what waits for a condition whenever something has changed."""
+    """A notification that wakes waiting conditions after each change."""
 
     def __init__(self, wait: float) -> None:
         """`wait` is how many seconds a condition has."""
@@ -21,11 +21,11 @@ class News:
         self._changed = asyncio.Event()
 
     def tell(self) -> None:
-        """Something has changed."""
+        """Record that something has changed."""
         self._changed.set()
 
     async def until(self, condition: Callable[[], object], what: str, so_far: Callable[[], str]) -> None:
-        """Returns once the condition holds. Raises AssertionError with `what` was expected and what came `so_far`."""
+        """Return once the condition holds. Raise AssertionError with `what` was expected and what came `so_far`."""
         try:
             async with asyncio.timeout(self._wait):
                 while not condition():

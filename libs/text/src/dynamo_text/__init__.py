@@ -1,4 +1,4 @@
-"""Between text and token ids: tokenizers, detokenizing, stop strings, and readers of tool calls in pieces."""
+"""Text and token ids: tokenizers, detokenizing, stop strings, and incremental readers of tool calls."""
 
 from dynamo_core.lazy import exports as _exports
 

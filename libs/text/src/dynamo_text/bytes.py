@@ -32,7 +32,7 @@ class ByteTokenizer:
     token_bound: TokenBound | None = TokenBound(1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """One id per byte of the UTF-8 text.
+        """Return one id per byte of the UTF-8 text.
 
         Raises:
             InvalidArgument: the text holds a lone surrogate.
@@ -62,15 +62,18 @@ class ByteTokenizer:
         return text[: limit.tokens]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids; bytes that are not UTF-8 become U+FFFD, ids that are not in the vocabulary are left out."""
+        """Return the text of ids.
+
+        Bytes that are not UTF-8 become U+FFFD, ids that are not in the vocabulary are left out.
+        """
         return _join(token_ids, {} if skip_special_tokens else _SPECIAL).decode(errors="replace")
 
     def stream(self, *, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> ByteStream:
-        """A decoder for one stream of output. Special tokens in `keep` are never skipped."""
+        """Return a decoder for one stream of output. Special tokens in `keep` are never skipped."""
         return ByteStream(skip_special_tokens, keep)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The byte itself, or the name of a special id; empty if the id is not in the vocabulary."""
+        """Return the byte itself, or the name of a special id; empty if the id is not in the vocabulary."""
         if 0 <= token_id < BOS:
             return bytes((token_id,))
         return _SPECIAL.get(token_id, b"")
@@ -88,11 +91,11 @@ class ByteStream:
         self._utf8 = Utf8Stream()
 
     def step(self, token_ids: Sequence[int]) -> str:
-        """The text that these ids make certain; may be empty."""
+        """Return the text that these ids make certain; may be empty."""
         return self._utf8.feed(_join(token_ids, self._special))
 
     def flush(self) -> str:
-        """What is left at the end; an incomplete character becomes U+FFFD."""
+        """Return what is left at the end; an incomplete character becomes U+FFFD."""
         return self._utf8.flush()
 
 

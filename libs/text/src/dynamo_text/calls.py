@@ -1,4 +1,4 @@
-"""Reads tool calls that are written as JSON, in text that comes in pieces.
+"""An incremental reader of tool calls written as JSON.
 
 A reader takes characters until the call is complete or cannot be one. It *reports* a call to the sink as soon as the
 name is known and the arguments have begun; from then on it passes the arguments on as they come. To a `buffered` sink
@@ -30,10 +30,10 @@ class CallSink(Protocol):
     buffered: bool
 
     def begin_call(self, name: str, id: str | None = None) -> None:
-        """A call begins."""
+        """Record that a call begins."""
 
     def arguments(self, text: str) -> None:
-        """More of the arguments of the last call: part of a JSON object, as it was written or repaired."""
+        """Add to the arguments of the last call a part of a JSON object, as written or repaired."""
 
     def repaired(self, kind: str) -> None:
         """Count a kind of repair of the last call, which may be told again."""
@@ -47,7 +47,7 @@ class CallReader(Protocol):
     reported: bool
 
     def feed(self, text: str, at: int = 0, last: bool = False) -> int:
-        """Reads on from `at`; returns where it stopped: at the end, after the markup, or at what breaks it.
+        """Read on from `at`; return where it stopped: at the end, after the markup, or at what breaks it.
 
         A reader may leave text that it cannot judge yet. That text must come again with more after it, or with `last`,
         which says that there is none.
@@ -58,14 +58,14 @@ class CallReader(Protocol):
         return False
 
     def unreported(self) -> str:
-        """The text that was read and not reported."""
+        """Return the text that was read and not reported."""
 
     def leftover(self) -> str:
-        """What is to be shown as it is if the text ends here: nothing, if only the end of the markup is missing."""
+        """Return the text to show as it is if the text ends here: none if only the end of the markup is missing."""
 
 
 class CallArguments(CallReader):
-    """The bare arguments of a call whose name is known: a JSON object. `before` is markup that was read already."""
+    """The bare arguments of a call with a known name: a JSON object. `before` is markup that was already read."""
 
     def __init__(self, sink: CallSink, name: str, id: str | None = None, before: str = "") -> None:
         self.progress = Progress.OPEN
@@ -135,7 +135,7 @@ class CallArguments(CallReader):
 
 
 class _Next(enum.Enum):
-    """What comes next in the object of a call."""
+    """The next expected part of a call's object."""
 
     BRACE = enum.auto()
     KEY = enum.auto()
@@ -146,7 +146,7 @@ class _Next(enum.Enum):
 
 
 class _Role(enum.Enum):
-    """What a value inside the object of a call is for."""
+    """The role of a value inside a call's object."""
 
     KEY = enum.auto()
     NAME = enum.auto()
@@ -298,7 +298,7 @@ class CallObject(CallReader):
             self._repairs.clear()
 
     def _take(self, piece: str) -> bool:
-        """Takes in a value that is complete; false if there is no call with such a value."""
+        """Take in a value that is complete; false if there is no call with such a value."""
         if self._role is _Role.KEY:
             self._key = json.loads(piece)
         elif self._role is _Role.NAME:
@@ -417,13 +417,13 @@ class CallArray(CallReader):
 
 
 def skip_space(text: str, at: int) -> int:
-    """Where the white space of JSON that begins at `at` ends."""
+    """Return where the white space of JSON that begins at `at` ends."""
     match = _SPACE.match(text, at)
     return at if match is None else match.end()
 
 
 def _text(piece: str) -> str | None:
-    """What a JSON text says; None if the value is no text, or one that cannot be sent."""
+    """Return what a JSON text says; None if the value is no text, or one that cannot be sent."""
     if not piece.startswith('"'):
         return None
     value: str = json.loads(piece)
@@ -435,7 +435,10 @@ def _text(piece: str) -> str | None:
 
 
 def _object(piece: str) -> tuple[str, set[str]] | None:
-    """The JSON object that stands for arguments that are not written as one, and its repairs; None if they are none."""
+    """Return the JSON object that stands for arguments that are not written as one, and its repairs.
+
+    None if they are none.
+    """
     if piece == "null":
         return "{}", set()
     text = _text(piece)

@@ -1,4 +1,4 @@
-"""From a stream of token ids to the text a client may see: decoding and stop strings."""
+"""Detokenizing a stream of token ids: decoding and stop strings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Detokenizer:
         return None if self._matcher is None else self._matcher.found
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens make certain; may be empty."""
+        """Return the text that these tokens make certain; may be empty."""
         matcher = self._matcher
         if matcher is None:
             return self._step(token_ids)
@@ -59,7 +59,7 @@ class Detokenizer:
         return "".join(texts)
 
     def finish(self) -> str:
-        """What is left at the end of the stream."""
+        """Return what is left at the end of the stream."""
         matcher = self._matcher
         if matcher is None:
             return self._decoder.flush()

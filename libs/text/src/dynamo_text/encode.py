@@ -1,4 +1,4 @@
-"""Encoding without holding the event loop, and no more of a text than it may have."""
+"""Encoding without blocking the event loop, and within a limit on the text."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BoundedTokenizer(Tokenizer, Protocol):
     token_bound: TokenBound | None
 
     def encode_within(self, text: str, limit: EncodeLimit | None, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text. Raises as `encode` does, and `TextTooLong` and `GivenUp`."""
+        """Return the ids of a text. Raise as `encode` does, and `TextTooLong` and `GivenUp`."""
 
     def beginning(self, text: str, limit: EncodeLimit) -> str:
         """Return the beginning of a text with all the tokens that `limit` allows; may raise `TextTooLong`."""
@@ -45,7 +45,7 @@ class CachingTokenizer(BoundedTokenizer, Protocol):
     """A tokenizer with a method `begin`, which tells how much work a text needs."""
 
     def begin(self, text: str, *, add_special_tokens: bool = True) -> EncodeJob | None:
-        """Looks a text up in the cache, fast even for long ones; None without a cache."""
+        """Look a text up in the cache, fast even for long ones; None without a cache."""
 
 
 class TextEncoder:
@@ -119,7 +119,7 @@ class TextEncoder:
 async def encode_async(
     tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True, limit: EncodeLimit | None = None
 ) -> list[int]:
-    """The ids of a text; if more than `INLINE` characters must be tokenized, one of a few threads does it.
+    """Return the ids of a text; if more than `INLINE` characters must be tokenized, one of a few threads does it.
 
     Raises:
         InvalidArgument: the text holds a lone surrogate.

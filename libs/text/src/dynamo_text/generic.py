@@ -31,7 +31,7 @@ class LibraryStream:
 
     @raise_panics
     def step(self, token_ids: Sequence[int]) -> str:
-        """The text that these ids make certain; may be empty."""
+        """Return the text that these ids make certain; may be empty."""
         texts: list[str] = []
         for token_id in token_ids:
             if not self._wanted(token_id):
@@ -46,7 +46,7 @@ class LibraryStream:
 
     @raise_panics
     def flush(self) -> str:
-        """What is left at the end; an incomplete character becomes U+FFFD."""
+        """Return what is left at the end; an incomplete character becomes U+FFFD."""
         pending, self._pending = self._pending, []
         if not pending:
             return ""

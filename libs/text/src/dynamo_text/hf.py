@@ -65,7 +65,7 @@ class HFTokenizer:
         self._cache = TokenCache(memory, self._pieces) if memory is not None and same else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. Special tokens written out in the text become their ids.
+        """Return the ids of a text. Special tokens written out in the text become their ids.
 
         Raises:
             InvalidArgument: the text holds a lone surrogate.
@@ -92,7 +92,7 @@ class HFTokenizer:
         return self._pieces.beginning(text, limit)
 
     def begin(self, text: str, *, add_special_tokens: bool = True) -> EncodeJob | None:
-        """What is known of a text already, and what is left to do; None if nothing is remembered."""
+        """Return what is known of a text already, and what is left to do; None if nothing is remembered."""
         return None if self._cache is None else self._cache.begin(text, add_special_tokens)
 
     @raise_panics
@@ -102,11 +102,12 @@ class HFTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids; bytes that are not UTF-8 become U+FFFD, ids that are not in the vocabulary are left out.
+        """Return the text of ids.
 
-        Equal to what the library gives, except for vocabularies with byte fallback: there the library gives up a whole
-        run of byte tokens if one character in it is broken; here each broken character becomes one U+FFFD and the
-        others stay, which is what a stream that cannot take text back has to give.
+        Bytes that are not UTF-8 become U+FFFD, ids that are not in the vocabulary are left out. Equal to what the
+        library gives, except for vocabularies with byte fallback: there the library gives up a whole run of byte tokens
+        if one character in it is broken; here each broken character becomes one U+FFFD and the others stay, which is
+        what a stream that cannot take text back has to give.
         """
         if self._rules is None:
             wanted = [token_id for token_id in token_ids if 0 <= token_id < self.vocab_size]
@@ -115,7 +116,7 @@ class HFTokenizer:
         return stream.step(token_ids) + stream.flush()
 
     def stream(self, *, skip_special_tokens: bool = True, keep: frozenset[int] = frozenset()) -> StreamDecoder:
-        """A decoder for one stream of output. Special tokens in `keep` are never skipped."""
+        """Return a decoder for one stream of output. Special tokens in `keep` are never skipped."""
         rules = self._rules
         if rules is None:
             if not skip_special_tokens:
@@ -131,7 +132,10 @@ class HFTokenizer:
         return PieceStream(table)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token stands for, special ones included; empty if the id is not in the vocabulary."""
+        """Return the bytes that one token stands for, special ones included.
+
+        Empty if the id is not in the vocabulary.
+        """
         if self._rules is not None:
             return self._shown[token_id]
         if not self._is_known(token_id):
@@ -173,7 +177,7 @@ class HFTokenizer:
 
 
 class _Config:
-    """What the files beside ``tokenizer.json`` say about special tokens."""
+    """The special tokens by the files beside ``tokenizer.json``."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         model = _json(files, MODEL_CONFIG)
@@ -184,7 +188,7 @@ class _Config:
         self._by_name = [_json(files, TOKENIZER_CONFIG), _json(files, SPECIAL_TOKENS)]
 
     def ids(self, role: str, vocabulary: Mapping[str, int], vocab_size: int) -> Iterator[int]:
-        """The ids of a role, "bos" or "eos", most trusted first; what is not in the vocabulary is left out."""
+        """Yield the ids of a role, "bos" or "eos", most trusted first; what is not in the vocabulary is left out."""
         for config in self._by_id:
             value = config.get(f"{role}_token_id")
             for token_id in value if isinstance(value, list) else [value]:

@@ -1,4 +1,4 @@
-"""Finds the end of a JSON value in text that comes in pieces, and repairs slips that can be read in one way only."""
+"""An incremental finder of the end of a JSON value, which repairs slips with only one reading."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FIRST = {"-": "-", "0": "0", **dict.fromkeys("123456789", "i")}
 
 
 class Progress(enum.Enum):
-    """How far the reading of something has come."""
+    """The progress of reading a value."""
 
     OPEN = enum.auto()
     DONE = enum.auto()
@@ -49,7 +49,7 @@ MISSING_BRACKET, SURPLUS_BRACKET = "missing_bracket", "surplus_bracket"
 
 
 class _Mode(enum.Enum):
-    """What comes next."""
+    """The next expected part."""
 
     VALUE = enum.auto()
     VALUE_OR_END = enum.auto()
@@ -105,7 +105,7 @@ class JsonValue:
         self._held: list[str] = []
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Reads on from `at`; returns where it stopped: at the end of the text, after the value, or at what breaks it.
+        """Read on from `at`; return where it stopped: at the end of the text, after the value, or at what breaks it.
 
         A number ends with the character after it, which is not part of it.
         """
@@ -194,7 +194,7 @@ class JsonValue:
         return at
 
     def _fixed(self, text: str, at: int) -> int:
-        """A character of which there is little choice: in an escape or a literal."""
+        """Return a character of which there is little choice: in an escape or a literal."""
         char = text[at]
         if self._mode is _Mode.ESCAPE:
             if char == "u":
@@ -218,7 +218,7 @@ class JsonValue:
         return at + 1
 
     def _unescape(self, text: str, at: int) -> int:
-        """What waits ends in a backslash that begins no escape, since the character at `at` follows."""
+        """Return what waits ends in a backslash that begins no escape, since the character at `at` follows."""
         before, _, begun = self._waiting(text, at).rpartition("\\")
         self._replace(text, at, before + ("" if text[at] == "'" and not begun else f"\\\\{begun}"), BACKSLASH)
         self._mode = _Mode.STRING
@@ -275,11 +275,11 @@ class JsonValue:
         return at + 1
 
     def _waiting(self, text: str, at: int) -> str:
-        """What waits, up to `at`."""
+        """Return what waits, up to `at`."""
         return "".join(self._held) + text[self._hold : at]
 
     def _release(self) -> None:
-        """What waits belongs to the value as it is."""
+        """Add the waiting text to the value as it is."""
         if self._held:
             self._out += self._held
             self._held.clear()

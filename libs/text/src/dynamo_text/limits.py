@@ -1,4 +1,4 @@
-"""How much of a text may be encoded, and the errors of a text that has more."""
+"""Limits on the length of encoded text, and the errors beyond them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_STRETCH = 1 << 20
 
 
 class TextTooLong(Exception):
-    """A text has at least so many tokens, which is too many; None where that is not known, and it cannot be cut."""
+    """A text has too many tokens: at least this many; None where unknown because the text cannot be cut."""
 
     def __init__(self, tokens: int | None) -> None:
         super().__init__(tokens)
@@ -22,7 +22,7 @@ class GivenUp(Exception):
 
 @dataclass(slots=True)
 class EncodeLimit:
-    """How many tokens a text may have, and how many bytes without a place to cut.
+    """The limit of a text's tokens, and of its bytes without a place to cut.
 
     `given_up` may be set from another thread, and ends the work soon.
     """

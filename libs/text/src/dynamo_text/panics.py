@@ -1,4 +1,4 @@
-"""Panics of the tokenizer's library, which is written in Rust.
+"""Panics of the tokenizer library, which is written in Rust.
 
 A panic is no `Exception` in Python, so that nothing that handles a failed request would handle it. Here it becomes one.
 """

@@ -1,4 +1,4 @@
-"""Token-wise decoding: each id stands for fixed bytes, and the text is their concatenation as UTF-8.
+"""Token-wise decoding: each id stands for fixed bytes, which are joined as UTF-8.
 
 True for the decoders of nearly all language models: byte-level BPE, and the SentencePiece family, whose only other rule
 concerns the start of the text. Then a stream costs one look-up per token and is exact by construction.
@@ -15,7 +15,7 @@ from dynamo_text.utf8 import Utf8Stream
 
 @dataclass(frozen=True, slots=True)
 class PieceRules:
-    """How a decoder turns the strings of a vocabulary into bytes."""
+    """The rules by which a decoder turns the strings of a vocabulary into bytes."""
 
     #: The bytes of one token's string.
     to_bytes: Callable[[str], bytes]
@@ -27,7 +27,7 @@ class PieceRules:
 
 
 def piece_rules(decoder: Mapping[str, Any] | None) -> PieceRules | None:
-    """The rules of a decoder, given as in ``tokenizer.json``; None if it does not work token by token."""
+    """Return the rules of a decoder, given as in ``tokenizer.json``; None if it does not work token by token."""
     if decoder is None:
         return None
     parts = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
@@ -44,7 +44,7 @@ def piece_rules(decoder: Mapping[str, Any] | None) -> PieceRules | None:
 
 
 def _sequence_rules(parts: Sequence[Mapping[str, Any]]) -> PieceRules | None:
-    """Rules for the order that SentencePiece conversions write: Replace…, ByteFallback, Fuse, Strip."""
+    """Return rules for the order that SentencePiece conversions write: Replace…, ByteFallback, Fuse, Strip."""
     rest = list(parts)
     replace: list[tuple[str, str]] = []
     while rest and rest[0]["type"] == "Replace":
@@ -93,13 +93,13 @@ class PieceStream:
         self._utf8 = Utf8Stream()
 
     def step(self, token_ids: Sequence[int]) -> str:
-        """The text that these ids make certain; may be empty."""
+        """Return the text that these ids make certain; may be empty."""
         if len(token_ids) == 1:
             return self._utf8.feed(self._look_up(token_ids[0]))
         return self._utf8.feed(b"".join(map(self._look_up, token_ids)))
 
     def flush(self) -> str:
-        """What is left at the end; an incomplete character becomes U+FFFD."""
+        """Return what is left at the end; an incomplete character becomes U+FFFD."""
         return self._utf8.flush()
 
 
@@ -114,12 +114,12 @@ class StripStream:
         self._count = count
 
     def step(self, token_ids: Sequence[int]) -> str:
-        """The text that these ids make certain; may be empty."""
+        """Return the text that these ids make certain; may be empty."""
         text = self._pieces.step(token_ids)
         return self._stripped(text) if self._count and text else text
 
     def flush(self) -> str:
-        """What is left at the end; an incomplete character becomes U+FFFD."""
+        """Return what is left at the end; an incomplete character becomes U+FFFD."""
         return self._pieces.flush()
 
     def _stripped(self, text: str) -> str:
@@ -141,7 +141,7 @@ class FirstStream:
         self._pieces = PieceStream(table)
 
     def step(self, token_ids: Sequence[int]) -> str:
-        """The text that these ids make certain; may be empty."""
+        """Return the text that these ids make certain; may be empty."""
         first = self._first
         if first is None:
             return self._pieces.step(token_ids)
@@ -152,12 +152,12 @@ class FirstStream:
         return ""
 
     def flush(self) -> str:
-        """What is left at the end: nothing, because each token holds whole characters."""
+        """Return what is left at the end: nothing, because each token holds whole characters."""
         return self._pieces.flush()
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The characters that byte-level vocabularies write bytes with: printable Latin-1 as itself, others from U+0100."""
+    """Return the characters of byte-level vocabularies for bytes: printable Latin-1, others from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Encoding in parts: no more of a text at a time than takes little memory, and no more of it than may be."""
+"""Encoding in pieces, with bounded memory and a limit on the text."""
 
 from __future__ import annotations
 

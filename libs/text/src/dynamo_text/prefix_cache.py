@@ -1,4 +1,4 @@
-"""A cache of the ids of texts that were encoded before, whole or in pieces.
+"""A cache of token ids of earlier texts, whole or in pieces.
 
 A short text is cached whole. A long one is cut where the tokenizer cuts it anyway (see `dynamo_text.splitting`), and
 each piece is cached by itself. The cuts depend only on the text before them. So texts with the same beginning share
@@ -32,7 +32,7 @@ _SHARE = 4
 
 
 def _ignore(_: float) -> None:
-    """The default where no metric is kept."""
+    """Ignore the count: the default where no metric is kept."""
 
 
 class TokenCacheStore:
@@ -62,12 +62,14 @@ class TokenCacheStore:
         self._owners = count()
 
     def owner(self) -> int:
-        """A number that keeps the entries of one tokenizer apart from those of all others."""
+        """Return a number that keeps the entries of one tokenizer apart from those of all others."""
         return next(self._owners)
 
     def get(self, owner: int, text: str, *, whole: bool = True) -> tuple[int, ...] | None:
-        """The ids of one text. Without `whole` its pieces are looked up next, so that it does not count if it is not
-        known."""
+        """Return the ids of one text.
+
+        Without `whole` its pieces are looked up next, so that it does not count if it is not known.
+        """
         key = (owner, text)
         with self._lock:
             entry = self._entries.get(key)
@@ -82,7 +84,7 @@ class TokenCacheStore:
             return entry[0]
 
     def get_many(self, owner: int, texts: Sequence[str]) -> list[tuple[int, ...] | None]:
-        """The ids of each text, or None."""
+        """Return the ids of each text, or None."""
         found: list[tuple[int, ...] | None] = []
         entries = self._entries
         missed = 0
@@ -103,7 +105,7 @@ class TokenCacheStore:
         return found
 
     def put(self, owner: int, text: str, ids: tuple[int, ...], *, shared: bool = False) -> int:
-        """Caches ids, and returns the number of bytes that they take. `shared`: the numbers are in other entries too.
+        """Cache ids, and return the number of bytes that they take. `shared`: the numbers are in other entries too.
 
         An entry that would take more than a fourth of the memory is not cached.
         """
@@ -126,18 +128,18 @@ class TokenCacheStore:
 
 
 class EncodeJob(Protocol):
-    """The rest of the work for a text of which some ids are cached."""
+    """The remaining work for a text of which some ids are cached."""
 
     @property
     def left(self) -> int:
         """The number of characters still to be tokenized."""
 
     def finish(self, limit: EncodeLimit | None = None) -> list[int]:
-        """All ids. Takes long if much is left. Raises as `PieceEncoder.encode` does."""
+        """Return all ids. Take long if much is left. Raise as `PieceEncoder.encode` does."""
 
 
 class TokenCache:
-    """The cache of one tokenizer, around what encodes its texts in parts."""
+    """The cache of one tokenizer, around its encoder of text parts."""
 
     def __init__(self, memory: TokenCacheStore, encoder: PieceEncoder) -> None:
         self._memory = memory
@@ -147,7 +149,7 @@ class TokenCache:
         self._numbers = _InternedIds()
 
     def encode(self, text: str, add_special_tokens: bool, limit: EncodeLimit | None = None) -> list[int]:
-        """The ids of a text. The list is the caller's own. Raises as `PieceEncoder.encode` does."""
+        """Return the ids of a text. The list is the caller's own. Raise as `PieceEncoder.encode` does."""
         if len(text) > self._encoder.splitter.piece:
             return self._begin(text, add_special_tokens, limit).finish(limit)
         owner = self._owners[add_special_tokens]
@@ -160,7 +162,7 @@ class TokenCache:
         return ids
 
     def begin(self, text: str, add_special_tokens: bool) -> EncodeJob:
-        """Looks a text up in the cache."""
+        """Look a text up in the cache."""
         return self._begin(text, add_special_tokens)
 
     def _begin(self, text: str, add_special_tokens: bool, limit: EncodeLimit | None = None) -> EncodeJob:
@@ -175,15 +177,15 @@ class TokenCache:
         return _PartialJob(self, encoder, text, add_special_tokens, spans)
 
     def look_up(self, pieces: Sequence[str]) -> list[tuple[int, ...] | None]:
-        """The ids of each piece, or None."""
+        """Return the ids of each piece, or None."""
         return self._memory.get_many(self._owners[False], pieces)
 
     def store(self, text: str, ids: list[int], add_special_tokens: bool, *, shared: bool) -> None:
-        """Remembers a whole text. `shared`: the numbers are those of its pieces already."""
+        """Remember a whole text. `shared`: the numbers are those of its pieces already."""
         self._memory.put(self._owners[add_special_tokens], text, tuple(ids), shared=shared)
 
     def encode_pieces(self, pieces: Sequence[str], room: int) -> tuple[dict[str, tuple[int, ...]], int]:
-        """Encodes pieces and remembers them, up to so many bytes. Returns what is left of these, too."""
+        """Encode pieces and remember them, up to so many bytes. Return what is left of these, too."""
         new: dict[str, tuple[int, ...]] = {}
         for piece, ids in zip(pieces, self._encoder.encode_many(pieces, False), strict=True):
             shared = new[piece] = self._numbers.share(ids)
@@ -208,7 +210,7 @@ class _CachedJob:
         self._ids = ids
 
     def finish(self, limit: EncodeLimit | None = None) -> list[int]:
-        """All ids."""
+        """Return all ids."""
         if limit is not None:
             limit.check(len(self._ids))
         return list(self._ids)
@@ -231,7 +233,7 @@ class _WholeJob:
         return len(self._text)
 
     def finish(self, limit: EncodeLimit | None = None) -> list[int]:
-        """All ids."""
+        """Return all ids."""
         ids = self._encoder.encode(self._text, self._add, limit)
         self._cache.store(self._text, ids, self._add, shared=False)
         return ids
@@ -263,7 +265,7 @@ class _PartialJob:
             self.left = sum([end - start for (start, end), ids in zip(spans, found, strict=True) if ids is None])
 
     def finish(self, limit: EncodeLimit | None = None) -> list[int]:
-        """All ids."""
+        """Return all ids."""
         result = self._encoder.join(self._text, self._add, self._resolve, self._spans, limit)
         if self._all_known and self._pieces > 1:
             self._cache.store(self._text, result, self._add, shared=True)
@@ -287,7 +289,7 @@ class _InternedIds(dict[int, int]):
         return self.setdefault(number, number)
 
     def share(self, ids: list[int]) -> tuple[int, ...]:
-        """The same numbers, each as the object that the others use."""
+        """Return the same numbers, each as the object that the others use."""
         if len(ids) < 2:
             return tuple(ids)
         shared: tuple[int, ...] = itemgetter(*ids)(self)

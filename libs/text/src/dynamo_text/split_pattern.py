@@ -1,4 +1,4 @@
-"""What a splitting regex does where a word ends: between a letter a to z and the space after it.
+"""The behaviour of a splitting regex at a word's end: between a letter a to z and the space after it.
 
 The patterns are those of tokenizers (Oniguruma syntax). Nothing is run here: a pattern is read, and only what follows
 from its form counts. What is not understood is `None`, "may be anything".
@@ -105,7 +105,7 @@ class _UnsupportedPatternError(Exception):
 
 
 def ends_words(pattern: str, space: str) -> bool | None:
-    """Whether a split by `pattern` always cuts between a letter a to z and the `space` after it.
+    """Return whether a split by `pattern` always cuts between a letter a to z and the `space` after it.
 
     `space` is the character that stands for a space at this point. True: a match always ends there. False: no match
     spans the two, but the letter need not be in a match. None: nothing is certain. If it is True or False, the matches

@@ -1,4 +1,4 @@
-"""Where a text may be cut so that the ids of its parts, put together, are the ids of the whole.
+"""Safe cut points of a text: the ids of the parts, joined, are the ids of the whole.
 
 A tokenizer of the library works in steps: it takes out added tokens, normalizes each piece between them, cuts the
 pieces into words (pre-tokenizer), and turns each word into ids (model) without looking at its neighbours. Two kinds of
@@ -67,7 +67,7 @@ class TextSplitter:
         return self._next is not None
 
     def pieces(self, text: str) -> list[str]:
-        """The parts of a text, each about `piece` characters long or longer; one if it cannot be cut."""
+        """Return the parts of a text, each about `piece` characters long or longer; one if it cannot be cut."""
         return [text[start:end] for start, end in self.spans(text)]
 
     def spans(self, text: str, longest: int | None = None) -> Iterator[tuple[int, int]]:
@@ -109,7 +109,7 @@ def _more_bytes(text: str, start: int, end: int, most: int) -> bool:
 
 
 def is_deterministic(library: Library) -> bool:
-    """Whether the same text always gives the same ids. A BPE model with dropout draws lots."""
+    """Return whether the same text always gives the same ids. A BPE model with dropout draws lots."""
     model: Any = library.model
     if type(model).__name__ not in ("BPE", "WordPiece", "WordLevel", "Unigram"):
         return False
@@ -117,7 +117,7 @@ def is_deterministic(library: Library) -> bool:
 
 
 def safe_splitter(library: Library) -> TextSplitter:
-    """The places at which texts may be cut for this tokenizer. Takes up to a few tenths of a second."""
+    """Return the places at which texts may be cut for this tokenizer. Take up to a few tenths of a second."""
     tokens = list(library.get_added_tokens_decoder().values())
     raw = [token.content for token in tokens if not token.normalized]
     words = _WordBoundaries(library, tokens)
@@ -125,7 +125,7 @@ def safe_splitter(library: Library) -> TextSplitter:
 
 
 def affixes(library: Library) -> tuple[list[int], list[int]] | None:
-    """The ids that are put before and after a text if special tokens are wanted; None if that is not known."""
+    """Return the ids that are put before and after a text if special tokens are wanted; None if that is not known."""
     found: tuple[list[int], list[int]] = ([], [])
     for step in steps_of(state_of(library.post_processor), "processors"):
         kind = step["type"]
@@ -176,14 +176,14 @@ def _clash(content: str, other: str) -> bool:
 
 
 def _overlaps(content: str, other: str) -> bool:
-    """Whether `other` may end within `content`."""
+    """Return whether `other` may end within `content`."""
     if content[0] not in other[1:]:
         return False
     return any(other.endswith(content[:size]) for size in range(1, min(len(content), len(other))))
 
 
 class _WordBoundaries:
-    """Whether texts may be cut where a word ends. Follows such a place through the steps of a tokenizer."""
+    """The safety of cuts at word ends, found by following one through the steps of a tokenizer."""
 
     def __init__(self, library: Library, tokens: list[AddedToken]) -> None:
         #: What stands for the space after the steps so far.
@@ -217,7 +217,7 @@ class _WordBoundaries:
         return not self.prepends or self._space == _BLOCK
 
     def _tokens_keep_it(self, library: Library, tokens: list[AddedToken]) -> bool:
-        """Whether no added token reaches over a word's end, or looks over it."""
+        """Return whether no added token reaches over a word's end, or looks over it."""
         for token in tokens:
             forms = [token.content]
             if token.normalized and library.normalizer is not None:
@@ -235,7 +235,7 @@ class _WordBoundaries:
         return True
 
     def _words_end_there(self, library: Library) -> bool:
-        """Whether the pre-tokenizer begins a word at the space."""
+        """Return whether the pre-tokenizer begins a word at the space."""
         for step in steps_of(state_of(library.pre_tokenizer), "pretokenizers"):
             ends = self._ends(step)
             if ends is None:
@@ -246,7 +246,7 @@ class _WordBoundaries:
         return False
 
     def _ends(self, step: Mapping[str, Any]) -> bool | None:
-        """Whether a word ends there after this step; None if it might look over the place."""
+        """Return whether a word ends there after this step; None if it might look over the place."""
         space = self._space
         if space == _BYTE_SPACE:
             return None

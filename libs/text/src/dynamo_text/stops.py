@@ -44,7 +44,7 @@ class StopStrings:
         self._link(self._grow(stops))
 
     def _grow(self, stops: Sequence[str]) -> dict[int, list[tuple[int, int]]]:
-        """Makes the nodes; returns those that follow each, with their characters."""
+        """Make the nodes; return those that follow each, with their characters."""
         edges = self.edges
         children: dict[int, list[tuple[int, int]]] = {}
         for stop in stops:
@@ -62,7 +62,7 @@ class StopStrings:
         return children
 
     def _link(self, children: dict[int, list[tuple[int, int]]]) -> None:
-        """Finds out where to fall back to; shorter beginnings first, as longer ones fall back to those."""
+        """Find out where to fall back to; shorter beginnings first, as longer ones fall back to those."""
         waiting = deque([0])
         while waiting:
             node = waiting.popleft()
@@ -80,7 +80,7 @@ class StopStrings:
 
 
 async def compile_stops(stops: Sequence[str] | None) -> StopStrings | None:
-    """Compiled stop strings, however long; None if there are none.
+    """Return compiled stop strings, however long; None if there are none.
 
     Raises:
         InvalidArgument: a stop string is empty.
@@ -111,7 +111,7 @@ class StopMatcher:
         self.found: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is certain now. After a stop string was found: nothing."""
+        """Return the text that is certain now. After a stop string was found: nothing."""
         if self.found is not None:
             return ""
         stops = self._stops
@@ -135,6 +135,6 @@ class StopMatcher:
         return window[:certain]
 
     def finish(self) -> str:
-        """What was held back: the text ended, so it becomes no stop string any more."""
+        """Return what was held back: the text ended, so it becomes no stop string any more."""
         held, self._held = self._held, ""
         return held

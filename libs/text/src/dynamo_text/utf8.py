@@ -1,4 +1,4 @@
-"""UTF-8 in pieces: text that arrives cut within characters, and text that cannot be encoded."""
+"""Incremental UTF-8: text cut within characters, and text that cannot be encoded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dynamo_core.errors import InvalidArgument
 
 
 def to_utf8(text: str, at: int = 0) -> bytes:
-    """The UTF-8 bytes of a text, which begins at character `at` of another one.
+    """Return the UTF-8 bytes of a text, which begins at character `at` of another one.
 
     Raises:
         InvalidArgument: the text holds a lone surrogate, which JSON can spell but no encoding can carry.
@@ -29,7 +29,7 @@ class Utf8Stream:
         self._rest = b""
 
     def feed(self, data: bytes) -> str:
-        """All whole characters so far; the bytes of an incomplete one wait."""
+        """Return all whole characters so far; the bytes of an incomplete one wait."""
         rest = self._rest
         if rest:
             data = rest + data
@@ -41,6 +41,6 @@ class Utf8Stream:
         return text
 
     def flush(self) -> str:
-        """The incomplete character at the end, as U+FFFD."""
+        """Return the incomplete character at the end, as U+FFFD."""
         rest, self._rest = self._rest, b""
         return rest.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What transports between processes share: the messages of a call, both of its ends, streams and liveness.
+"""The base of transports between processes: the messages of a call, both ends, streams and liveness.
 
 A transport brings a connection that carries the messages. `dynamo_wire.brokered` builds a transport over a message
 broker. Import from these two packages only: the modules below them may change.

@@ -49,7 +49,7 @@ MAX_REST = 0.004
 
 
 class CallingLink(Protocol):
-    """What the calls need of their link."""
+    """The link as the calls need it."""
 
     #: The other end, for error messages.
     peer: str
@@ -77,10 +77,10 @@ class CallingLink(Protocol):
         """The largest message that may be sent, in bytes."""
 
     def send(self, message: Any) -> None:
-        """Sends a message at the end of this turn of the loop."""
+        """Send a message at the end of this turn of the loop."""
 
     def send_call(self, message: bytes) -> None:
-        """Sends an encoded `Open` at the end of this turn of the loop."""
+        """Send an encoded `Open` at the end of this turn of the loop."""
 
 
 class Calls:
@@ -100,7 +100,7 @@ class Calls:
         return len(self._calls)
 
     async def open(self, instance_id: int, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink) -> Call:
-        """Opens a stream and returns once the handler has accepted.
+        """Open a stream and return once the handler has accepted.
 
         Raises:
             InvalidArgument: the request cannot travel.
@@ -169,11 +169,11 @@ class Calls:
         )
 
     def forget(self, sid: int) -> bool:
-        """Drops the rows of this stream from now on. Returns whether the stream was open."""
+        """Drop the rows of this stream from now on. Return whether the stream was open."""
         return self._calls.pop(sid, None) is not None
 
     def lost(self, error: DynamoError) -> None:
-        """The link is closed: ends all calls."""
+        """End all calls of the closed link."""
         calls, self._calls = self._calls, {}
         lost = Disconnected(error.message, cause=error) if isinstance(error, CannotConnect) else error
         for call in calls.values():
@@ -183,25 +183,25 @@ class Calls:
     # Messages of the worker.
 
     def on_accepted(self, accepted: Accepted) -> None:
-        """A handler accepted a call."""
+        """Record that a handler accepted a call."""
         call = self._calls.get(accepted.sid)
         if call is not None:
             call.accepted()
 
     def on_refused(self, refused: Refused) -> None:
-        """A handler refused a call."""
+        """Record that a handler refused a call."""
         call = self._calls.pop(refused.sid, None)
         if call is not None:
             call.over(from_wire(refused.error))
 
     def on_ended(self, ended: Ended) -> None:
-        """A handler has ended."""
+        """Record that a handler has ended."""
         call = self._calls.pop(ended.sid, None)
         if call is not None:
             call.over(None if ended.error is None else from_wire(ended.error))
 
     def on_rows(self, message: Rows) -> None:
-        """Items of any number of streams."""
+        """Receive items of any number of streams."""
         calls = self._calls
         for row in message.rows:
             call = calls.get(row.sid)
@@ -236,7 +236,7 @@ class Calls:
             self._unacked += 1
 
     def _rest(self) -> None:
-        """Acknowledges the rows: at once if reading them was quick, else after as much time again.
+        """Acknowledge the rows: at once if reading them was quick, else after as much time again.
 
         So a busy process gets fewer and larger frames.
         """
@@ -309,17 +309,17 @@ class Call(Source):
         return self.expected >= 0
 
     def watch(self, ctx: EngineContext) -> None:
-        """Stopping the context stops the call."""
+        """Stop the call when the context is stopped."""
         self._forget_ctx = ctx.on_stop(lambda: self._stop(kill=ctx.is_killed()))
 
     def accepted(self) -> None:
-        """The handler accepted the call."""
+        """Record that the handler accepted the call."""
         if not self.verdict.done():
             self.expected = 0
             self.verdict.set_result(None)
 
     def deliver_to(self, sink: Sink) -> None:
-        """Delivers to `sink` what was held back, and all that follows."""
+        """Deliver to `sink` what was held back, and all that follows."""
         self._sink = sink
         self.data, self.event = sink.data, self._event
         held, self._held = self._held, []
@@ -332,7 +332,7 @@ class Call(Source):
             self._tell()
 
     def over(self, error: DynamoError | None) -> None:
-        """Nothing more will come."""
+        """Record that nothing more will come."""
         if self._over.is_set():
             return
         self._forget_ctx()
@@ -354,7 +354,7 @@ class Call(Source):
             self._context.copy().run(self._sink.event, item)
 
     def abandon(self) -> None:
-        """Gives the call up: stops it at the worker, unless it has ended there, and drops what still arrives."""
+        """Give the call up: stops it at the worker, unless it has ended there, and drop what still arrives."""
         self._forget_ctx()
         if self._siblings.forget(self._sid):
             self._link.send(Stop(self._sid, True))

@@ -1,4 +1,4 @@
-"""Whether the worker at the other end of a link is alive: when callers ping or probe it, and when they give it up.
+"""Liveness of the worker at the other end of a link: when callers ping or probe it, and when they give it up.
 
 A *ping* goes over the link, and the worker's event loop answers it. A *probe* goes to a thread of the worker's process
 that needs neither its event loop nor its engine; see `dynamo_wire.loop_watch`. An event loop that an engine blocks
@@ -27,7 +27,7 @@ RESOLUTION: Final = 0.001
 
 
 def silence_limit(silence: float | None, lease_ttl: float | None, *, probes: bool) -> float:
-    """Seconds that a worker may be silent.
+    """Return seconds that a worker may be silent.
 
     `silence` is the configured number, None for the life of the worker's lease: `lease_ttl` seconds, None if its record
     does not say. `probes` says whether a thread of the worker answers probes.
@@ -40,7 +40,7 @@ def silence_limit(silence: float | None, lease_ttl: float | None, *, probes: boo
 
 
 class Action(enum.Enum):
-    """What the link does now."""
+    """The next action of the link."""
 
     NOTHING = enum.auto()
     PING = enum.auto()
@@ -75,28 +75,28 @@ class Liveness:
         return min(self.heartbeat, self.silence / ASKED)
 
     def begin(self, now: float) -> None:
-        """Starts again from now on, such as after a change of `heartbeat` or `silence`."""
+        """Start again from now on, such as after a change of `heartbeat` or `silence`."""
         self._last, self._pinged = now, False
         self.due = now + self._step
 
     def heard(self, now: float) -> None:
-        """Something arrived over the link. Every read calls this, so it only notes the time."""
+        """Note that something arrived over the link. Every read calls this, so it only notes the time."""
         self._last = now
         self.busy = False
 
     def report_busy(self, now: float) -> bool:
-        """The thread reports that the event loop is busy. Returns whether that is new."""
+        """Record that the thread found the event loop busy. Return whether that is new."""
         self._last = max(self._last, now)
         self._pinged = False
         news, self.busy = not self.busy, True
         return news
 
     def silent(self, now: float) -> float:
-        """Seconds without a sign of life."""
+        """Return seconds without a sign of life."""
         return now - self._last
 
     def check(self, now: float, *, used: bool) -> Action:
-        """Returns what to do; a link that is not `used` needs nothing."""
+        """Return what to do; a link that is not `used` needs nothing."""
         step = self._step
         late = max(0.0, now - self.due)
         if not used or late > step:

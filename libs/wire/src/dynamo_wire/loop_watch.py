@@ -1,4 +1,4 @@
-"""Finds out, from another thread, whether an event loop runs. The answers to probes report it to callers.
+"""A thread that watches whether an event loop runs. Answers to probes report it to callers.
 
 It does nothing while no caller probes. A thread can only answer while it gets Python's interpreter lock: an engine that
 holds the lock for longer than callers wait looks like a dead process.
@@ -24,7 +24,7 @@ class LoopWatch:
         self._since = 0.0
 
     async def busy(self) -> float:
-        """Seconds for which the watched loop is known not to have run; 0 if it runs.
+        """Return seconds for which the watched loop is known not to have run; 0 if it runs.
 
         Raises:
             RuntimeError: the loop has been closed.
@@ -44,7 +44,7 @@ class LoopWatch:
 
 
 def _answer(asking: asyncio.AbstractEventLoop, asked: asyncio.Future[None]) -> None:
-    """Runs in the watched loop."""
+    """Run in the watched loop."""
     try:
         asking.call_soon_threadsafe(_done, asked)
     except RuntimeError:

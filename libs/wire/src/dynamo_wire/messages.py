@@ -99,7 +99,7 @@ class Ended(msgspec.Struct, array_like=True, tag=23):
 
 
 class Ping(msgspec.Struct, array_like=True, tag=40):
-    """Either end: asks for a sign of life."""
+    """Either end: requests a sign of life."""
 
 
 class Pong(msgspec.Struct, array_like=True, tag=41):
@@ -117,11 +117,11 @@ encode = msgspec.msgpack.Encoder().encode
 
 @lru_cache(maxsize=128)
 def item_decoder(endpoint: Endpoint) -> msgspec.msgpack.Decoder[Any]:
-    """The decoder of an endpoint's items."""
+    """Return the decoder of an endpoint's items."""
     return msgspec.msgpack.Decoder(endpoint.item_type)
 
 
 def proto_mismatch(theirs: int) -> str:
-    """The refusal for an end whose version is not understood."""
+    """Return the refusal for an end whose version is not understood."""
     ours = " and ".join(str(number) for number in ACCEPTED_PROTOS)
     return f"protocol {theirs} is not understood here, only {ours}: upgrade the older of the two processes"

@@ -1,4 +1,4 @@
-"""The serving end of a link's calls: what handlers yield leaves as rows, many streams in one message."""
+"""The serving end of a link's calls: rows of many streams leave in one message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WINDOW = 1
 
 
 class OutgoingLink(Protocol):
-    """What the streams of a link need of it."""
+    """The link as the streams need it."""
 
     @property
     def closed(self) -> bool:
@@ -38,13 +38,13 @@ class OutgoingLink(Protocol):
         """Set while it is not blocked."""
 
     def send(self, message: Any) -> None:
-        """Sends a message at the end of this turn of the loop."""
+        """Send a message at the end of this turn of the loop."""
 
     def schedule(self) -> None:
-        """Has `ServerStreams.collect` called at the end of this turn of the loop."""
+        """Have `ServerStreams.collect` called at the end of this turn of the loop."""
 
     async def sent(self) -> None:
-        """Returns when what was given to `send` has left this process, unless much waits before it."""
+        """Return when what was given to `send` has left this process, unless much waits before it."""
 
 
 class ServerStreams:
@@ -72,7 +72,7 @@ class ServerStreams:
     # What the caller says.
 
     def open(self, opening: Open, endpoint: Endpoint, handler: Handler, request: Any, owner: TaskSet) -> None:
-        """Starts a call; `owner` keeps its task."""
+        """Start a call; `owner` keeps its task."""
         ctx = ServedContext(opening.request_id, attempt_id=opening.attempt_id, metadata=opening.metadata)
         stream = self._calls[opening.sid] = ServerStream(self, opening.sid, endpoint, opening.coalesce)
         self._low_latency += stream.low_latency
@@ -80,26 +80,26 @@ class ServerStreams:
         stream.call.start(owner)
 
     def on_stop(self, stop: Stop) -> None:
-        """The caller ends a stream."""
+        """End a stream for its caller."""
         stream = self._calls.get(stop.sid)
         if stream is not None:
             stream.resume()
             stream.call.stop(kill=stop.kill)
 
     def on_pause(self, pause: Pause) -> None:
-        """The caller pauses a stream."""
+        """Pause a stream for its caller."""
         stream = self._calls.get(pause.sid)
         if stream is not None:
             stream.pause()
 
     def on_resume(self, resume: Resume) -> None:
-        """The caller resumes a stream."""
+        """Resume a stream for its caller."""
         stream = self._calls.get(resume.sid)
         if stream is not None:
             stream.resume()
 
     def on_ack(self, ack: Ack) -> None:
-        """The caller has read frames of rows.
+        """Record that the caller has read frames of rows.
 
         Raises:
             Disconnected: it acknowledges more than were sent.
@@ -111,7 +111,7 @@ class ServerStreams:
             self.link.schedule()
 
     def lost(self) -> None:
-        """The link is closed: closes all handlers. Their contexts are not stopped, since the caller did not give up."""
+        """Close all handlers of the closed link. Their contexts are not stopped, since the caller did not give up."""
         for stream in list(self._calls.values()):
             stream.drop()
             stream.call.lost()
@@ -120,18 +120,18 @@ class ServerStreams:
     # What streams say.
 
     def dirty(self, stream: ServerStream) -> None:
-        """The stream has items; they are collected at the end of this turn, or after the next `Ack`."""
+        """Note that the stream has items; they are collected at the end of this turn, or after the next `Ack`."""
         self._dirty.append(stream)
         self.link.schedule()
 
     async def collected(self) -> None:
-        """Returns when the waiting items are collected or dropped."""
+        """Return when the waiting items are collected or dropped."""
         if self._collected is None:
             self._collected = self._loop.create_future()
         await asyncio.shield(self._collected)
 
     def ended(self, sid: int, error: DynamoError | None, *, told: bool) -> None:
-        """A call has ended; the caller is told after its rows, unless it was `told` before."""
+        """Record that a call has ended; the caller is told after its rows, unless it was `told` before."""
         stream = self._calls.pop(sid, None)
         if stream is not None:
             self._low_latency -= stream.low_latency
@@ -140,14 +140,14 @@ class ServerStreams:
             self.link.schedule()
 
     def cut(self, sid: int, error: DynamoError) -> None:
-        """Tells the caller that the stream has ended, though the handler may still run."""
+        """Tell the caller that the stream has ended, though the handler may still run."""
         self._tail.append(encode(Ended(sid, to_wire(error))))
         self.link.schedule()
 
     # What the link asks for.
 
     def collect(self, out: list[bytes], limit: int) -> None:
-        """Appends the messages that wait, each of `limit` bytes at most. Called at the end of a turn of the loop."""
+        """Append the messages that wait, each of `limit` bytes at most. Called at the end of a turn of the loop."""
         dirty, self._dirty = self._dirty, []
         if self.link.closed:
             for stream in dirty:
@@ -173,7 +173,7 @@ class ServerStreams:
             collected.set_result(None)
 
     def _pack(self, rows: list[tuple[Any, ...]], out: list[bytes], limit: int) -> None:
-        """Packs all rows into one message, or several if they are too large or one of them cannot be sent."""
+        """Pack all rows into one message, or several if they are too large or one of them cannot be sent."""
         if not rows:
             return
         ask = self._low_latency > 0 and self.in_flight < WINDOW
@@ -202,7 +202,7 @@ class ServerStreams:
 
 
 class ServerStream:
-    """Where one call puts what its handler yields; see `dynamo_core.contracts.serving.ServerStream`."""
+    """The sink of one call; see `dynamo_core.contracts.serving.ServerStream`."""
 
     __slots__ = (
         "_coalesce",
@@ -297,34 +297,36 @@ class ServerStream:
 
     @property
     def urgent(self) -> bool:
-        """Whether what waits should not wait for the caller: it is the first or last of its stream, or cannot be
-        merged."""
+        """Whether what waits should not wait for the caller.
+
+        It is the first or last of its stream, or cannot be merged.
+        """
         return not self._number or self._over or self._merge is None
 
     def pause(self) -> None:
-        """Pauses the stream."""
+        """Pause the stream."""
         if self._resumed is None:
             self._resumed = asyncio.Event()
 
     def resume(self) -> None:
-        """Resumes the stream."""
+        """Resume the stream."""
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
             resumed.set()
 
     def drop(self) -> None:
-        """Drops the items that wait: the caller is gone."""
+        """Drop the items that wait: the caller is gone."""
         self._pending.clear()
 
     def fail(self, error: DynamoError) -> None:
-        """Ends the stream at once, and then the handler."""
+        """End the stream at once, and then the handler."""
         self.failed = True
         self._siblings.cut(self._sid, error)
         self.resume()
         self.call.stop(kill=True)
 
     def collect(self, rows: list[tuple[Any, ...]]) -> None:
-        """Appends what waits, merged and then numbered, as rows."""
+        """Append what waits, merged and then numbered, as rows."""
         items, self._pending = self._pending, []
         self._queued = False
         self._coalesce = self._later

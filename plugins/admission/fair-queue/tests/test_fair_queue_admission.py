@@ -60,7 +60,7 @@ class House:
             self.pool.add(Instance(instance_id=number), ModelCard(name="m", instance_id=number))
 
     def load(self, load: RankLoad, *workers: int) -> None:
-        """As the worker monitor does it."""
+        """Report a load as the worker monitor does."""
         for number in workers or (1, 2):
             self.pool.set_busy(number, self.admission.is_busy("m", [load]))
 
@@ -76,7 +76,7 @@ class House:
         return self.loop.create_task(self.ask(*args, **options))
 
     async def after(self, seconds: float = 0.0) -> None:
-        """Lets time go by, and everything happen that is due."""
+        """Let time go by, and everything happen that is due."""
         self.loop.now += seconds
         for _ in range(10):
             await asyncio.sleep(0)
@@ -89,7 +89,7 @@ class House:
 
 
 def run(check: Callable[[House], Coroutine[Any, Any, T]], **config: Any) -> T:
-    """Runs a check; whatever it leaves waiting is ended, and nothing must be held then."""
+    """Run a check; whatever it leaves waiting is ended, and nothing must be held then."""
 
     async def whole(loop: MadeTime) -> T:
         house = House(loop, **config)

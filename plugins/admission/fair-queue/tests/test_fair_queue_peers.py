@@ -62,17 +62,17 @@ class Frontend:
         self.book.end(tenant, correction, self.store.now)
 
     def wait(self, tenant: str = "a") -> float:
-        """Seconds until the tenant may spend tokens."""
+        """Return seconds until the tenant may spend tokens."""
         return self.book.ready_at(tenant, self.store.now) - self.store.now
 
     def left(self, tenant: str = "a") -> float:
-        """Tokens that the tenant may spend."""
+        """Return tokens that the tenant may spend."""
         use = self.book.report(self.store.now).get(tenant)
         return self.saves if use is None else use.left
 
 
 def settle(frontends: Sequence[Frontend]) -> None:
-    """Each tells, and then hears the others."""
+    """Let each frontend report, then read the others."""
     for one in frontends:
         one.tell()
     for one in frontends:
@@ -80,7 +80,7 @@ def settle(frontends: Sequence[Frontend]) -> None:
 
 
 def several(count: int, **settings: float) -> tuple[Memory, list[Frontend]]:
-    """Frontends that know of each other."""
+    """Return frontends that know of each other."""
     store = Memory()
     frontends = [Frontend(store, f"f{number}", **settings) for number in range(count)]
     settle(frontends)
@@ -363,7 +363,7 @@ class Sharing(RuleBasedStateMachine):
 
     @rule()
     def empty(self) -> None:
-        """The server forgets all; those who are killed afterwards have to be heard of again first."""
+        """Empty the server; processes killed afterwards have to be heard of again first."""
         self.store.told.clear()
         for one in self.live:
             one.apply()
@@ -407,7 +407,7 @@ class Sharing(RuleBasedStateMachine):
         self.told.setdefault(one.name, []).append((self.store.now, list(self.running[one.name])))
 
     def _known(self, one: Frontend, tenant: str) -> int:
-        """As many as count for the tenant here."""
+        """Return as many as count for the tenant here."""
         return one.book.running(tenant) + one.book._peer_running.get(tenant, 0)
 
 

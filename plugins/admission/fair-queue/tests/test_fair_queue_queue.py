@@ -31,7 +31,7 @@ def waiter(
 
 
 def drained(queue: RequestQueue[None], now: float = 0.0, count: int = 1000) -> list[Waiter[None]]:
-    """Who is let in, one after the other, each ending at once at the cost that it was said to have."""
+    """Return the admitted requests in order, each ending at once at the cost that it was said to have."""
     served: list[Waiter[None]] = []
     while len(served) < count and (one := queue.next(now, lambda _: True)) is not None:
         queue.let_in(one, now)

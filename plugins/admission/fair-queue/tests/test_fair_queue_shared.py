@@ -47,7 +47,7 @@ class House:
         return await self.admission.admit(request, who, (self.pool,))
 
     async def waits(self, tenant: str = "a") -> asyncio.Task[Permit]:
-        """One who asks and is not let in now."""
+        """Return one who asks and is not let in now."""
         asked = asyncio.create_task(self.ask(tenant))
         for _ in range(3):
             await asyncio.sleep(0)
@@ -79,7 +79,7 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 async def make(server: Any) -> AsyncIterator[Make]:
-    """Starts admissions on one server, as different processes would have them."""
+    """Start admissions on one server, as different processes would have them."""
     made: list[House] = []
 
     async def make(tenants: dict[str, Any] | None = None, max_wait: float = 30.0, **settings: Any) -> House:
@@ -96,7 +96,7 @@ async def make(server: Any) -> AsyncIterator[Make]:
 
 @pytest.fixture
 async def both(make: Make) -> tuple[House, House]:
-    """Two who know of each other."""
+    """Return two who know of each other."""
     one, two = await make(), await make()
     await until(lambda: one.peers == two.peers == 1)
     return one, two
@@ -196,7 +196,7 @@ async def test_what_does_not_change_is_told_again_before_it_expires(make: Make, 
 
 
 def scores(client: Any) -> set[float]:
-    """When each frontend has told something."""
+    """Return the scores once each frontend has reported."""
     return {score for _, score in client.zrange("dynamo:limits:frontends", 0, -1, withscores=True)}
 
 

@@ -57,7 +57,7 @@ class Frontend:
         return error.value
 
     async def answer(self, *args: Any, tokens: int = 0, **options: Any) -> None:
-        """A request from its begin to its end."""
+        """Run a request from its begin to its end."""
         (await self.ask(*args, **options)).release(tokens)
 
     def sample(self, name: str, **labels: str) -> float | None:
@@ -65,7 +65,7 @@ class Frontend:
 
 
 def run_at_a_manual_time(check: Check, **config: Any) -> None:
-    """Runs a check at a time of its own making; no permit may be left out."""
+    """Run a check at a time of its own making; no permit may be left out."""
 
     async def whole(loop: ManualClock) -> None:
         frontend = Frontend(**config)
@@ -83,11 +83,11 @@ def run_at_a_manual_time(check: Check, **config: Any) -> None:
 
 @pytest.fixture(scope="session")
 def run() -> Callable[..., None]:
-    """Runs a check on a loop whose time it moves, with a frontend of a config."""
+    """Run a check on a loop whose time it moves, with a frontend of a config."""
     return run_at_a_manual_time
 
 
 @pytest.fixture(scope="session")
 def make_frontend() -> Callable[..., Frontend]:
-    """Makes a frontend of a config, not started."""
+    """Make a frontend of a config, not started."""
     return Frontend

@@ -30,7 +30,7 @@ class Account:
     running: int = 0
 
     def levels(self, now: float) -> tuple[Fraction, Fraction]:
-        """Replays the history in exact numbers."""
+        """Replay the history in exact numbers."""
         requests, tokens, at = Fraction(BURST), Fraction(TOKENS), Fraction(0)
         for time, spent_requests, spent_tokens in [*self.events, (now, 0, 0)]:
             passed, at = Fraction(time) - at, Fraction(time)
@@ -44,7 +44,7 @@ class Account:
 
 
 def total(accounts: list[Account]) -> Account:
-    """All clients as one."""
+    """Return all clients as one."""
     return Account(sorted(event for one in accounts for event in one.events), sum(one.running for one in accounts))
 
 
@@ -104,7 +104,7 @@ def test_requests_are_let_in_exactly_as_the_model_says(run: Run, steps: list[tup
 
 
 def within_the_rate(account: Account) -> None:
-    """In any span at most the burst and what the rate gives begin."""
+    """Assert that in any span at most the burst and what the rate gives begin."""
     begun = [time for time, requests, _ in account.events if requests]
     for first, last in combinations(range(len(begun)), 2):
         assert last - first + 1 <= BURST + (begun[last] - begun[first]) * REQUESTS / 60

@@ -36,7 +36,7 @@ def away(*frontends: Any) -> Callable[[], bool]:
 
 @pytest.fixture
 async def make(server: Any, make_frontend: Callable[..., Any]) -> AsyncIterator[Make]:
-    """Starts admissions on one server, as different processes would have them."""
+    """Start admissions on one server, as different processes would have them."""
     made: list[Any] = []
 
     async def make(shared: dict[str, Any] | None = None, **config: Any) -> Any:
@@ -53,7 +53,7 @@ async def make(server: Any, make_frontend: Callable[..., Any]) -> AsyncIterator[
 
 
 async def granted(frontends: Any, clients: int, each: int) -> int:
-    """How many requests of so many clients at the same time are let in."""
+    """Return how many requests of so many clients at the same time are let in."""
 
     async def client(frontend: Any) -> int:
         count = 0

@@ -63,11 +63,11 @@ class Etcd(ServerProcess):
             return bool(json.load(response)["health"] == "true")
 
     def empty(self) -> None:
-        """Removes what it held, while it does not run."""
+        """Remove what it held, while it does not run."""
         shutil.rmtree(self._folder / "data")
 
     def ask(self, path: str, body: dict[str, Any], token: str | None = None) -> dict[str, Any]:
-        """One request, as an administrator would make it."""
+        """Return one request, as an administrator would make it."""
         headers = {"content-type": "application/json"} | ({} if token is None else {"Authorization": token})
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
         with urllib.request.urlopen(request, timeout=DEADLINE, context=self._context) as response:
@@ -93,7 +93,7 @@ MakeEtcd = Callable[..., Etcd]
 
 @pytest.fixture
 def make_etcd(etcd_binary: str, tmp_path: Path) -> Iterator[MakeEtcd]:
-    """Starts clusters that live as long as the test."""
+    """Start clusters that live as long as the test."""
     with starting(tmp_path, partial(Etcd, etcd_binary)) as make:
         yield make
 
@@ -105,7 +105,7 @@ def etcd(make_etcd: MakeEtcd) -> Etcd:
 
 @pytest.fixture
 def cluster(etcd_binary: str, tmp_path: Path) -> Iterator[list[Etcd]]:
-    """Three members: one may be lost."""
+    """Yield three members: one may be lost."""
     ports = _ports(6)
     made: list[Etcd] = []
     for number in range(3):
@@ -125,7 +125,7 @@ MakeDiscovery = Callable[..., EtcdDiscovery]
 
 @pytest.fixture
 async def make_on() -> AsyncIterator[MakeDiscovery]:
-    """Makes discovery objects, as different processes would have them."""
+    """Make discovery objects, as different processes would have them."""
     made: list[EtcdDiscovery] = []
 
     def make(*endpoints: str, **settings: object) -> EtcdDiscovery:
@@ -141,5 +141,5 @@ async def make_on() -> AsyncIterator[MakeDiscovery]:
 
 @pytest.fixture
 def make(etcd: Etcd, make_on: MakeDiscovery) -> MakeDiscovery:
-    """The same, on one cluster."""
+    """Return the same, on one cluster."""
     return lambda **settings: make_on(etcd.url, **settings)

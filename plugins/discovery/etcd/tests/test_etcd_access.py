@@ -22,7 +22,7 @@ LOGIN: dict[str, Any] = {"username": "worker", "password": "opensesame", "ttl": 
 
 
 def guard(etcd: Any) -> None:
-    """Switches authentication on, with a user that may use the prefix of the framework alone."""
+    """Switch authentication on, with a user that may use the prefix of the framework alone."""
     for path, body in (
         ("user/add", {"name": "root", "password": "rootpass"}),
         ("user/grant", {"user": "root", "role": "root"}),

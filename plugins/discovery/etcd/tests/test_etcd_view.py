@@ -54,7 +54,7 @@ class Model:
             self.told.add(self.view.changed(together, self.now))
 
     def list(self, *_: object) -> None:
-        """What a watch asks for while changes go on."""
+        """List what a watch asks for while changes go on."""
         if self.following:
             self.on_its_way = (self.listing(), self.view.revision)
 
@@ -91,7 +91,7 @@ class Model:
         self.waiting, self.following = [], True
 
     def settle(self) -> None:
-        """Lets the view hear everything."""
+        """Let the view hear everything."""
         if not self.following:
             self.follow()
         self.told.add(self.view.changed(self.waiting, self.now))

@@ -87,7 +87,7 @@ class Host:
         return lease
 
     def kill(self, lease: FileLease) -> None:
-        """The process of a lease ends without a word."""
+        """End the process of a lease without a goodbye."""
         self.alive.remove(lease)
 
     def put_value(self, key: str, value: bytes) -> None:
@@ -132,7 +132,7 @@ MakeDiscovery = Callable[..., FileDiscovery]
 
 @pytest.fixture
 async def make(tmp_path: Path) -> AsyncIterator[MakeDiscovery]:
-    """Makes discovery objects on one folder, as different processes would have them."""
+    """Make discovery objects on one folder, as different processes would have them."""
     made: list[FileDiscovery] = []
 
     def make(**settings: object) -> FileDiscovery:

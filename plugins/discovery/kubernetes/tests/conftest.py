@@ -19,7 +19,7 @@ __all__ = ["api", "make", "see", "serve"]
 
 
 def _load(name: str) -> Any:
-    """A module that lies beside this file: tests are imported without packages."""
+    """Return a module that lies beside this file: tests are imported without packages."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
         assert spec is not None
@@ -31,7 +31,7 @@ def _load(name: str) -> Any:
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Callable[..., Any]]:
-    """Starts API servers that live as long as the test."""
+    """Start API servers that live as long as the test."""
     started: list[Any] = []
 
     async def serve(**how: Any) -> Any:
@@ -46,13 +46,13 @@ async def serve() -> AsyncIterator[Callable[..., Any]]:
 
 @pytest.fixture
 async def api(serve: Any) -> Any:
-    """An API server of its own for each test."""
+    """Return an API server of its own for each test."""
     return await serve()
 
 
 @pytest.fixture
 async def make(api: Any) -> AsyncIterator[Callable[..., KubernetesDiscovery]]:
-    """Makes discovery objects, as different pods would have them."""
+    """Make discovery objects, as different pods would have them."""
     made: list[KubernetesDiscovery] = []
 
     def make(**settings: object) -> KubernetesDiscovery:

@@ -82,12 +82,12 @@ class ApiServer:
     # What tests do.
 
     async def start(self) -> None:
-        """Serves, with what it held."""
+        """Serve, with what it held."""
         self._down = False
         await self._thread.run(self._start())
 
     async def stop(self) -> None:
-        """It is gone: connections break, and so does every new one."""
+        """Stop: break connections, and every new one."""
         self._down = True
         await self._thread.run(self._cut())
 
@@ -95,7 +95,7 @@ class ApiServer:
         await asyncio.to_thread(self._thread.stop, 10)
 
     def hang(self) -> None:
-        """It is there, and says nothing more, not even to those who watch."""
+        """Hang: stay connected and send nothing more, not even to watches."""
         self._silent = True
 
     async def resume(self) -> None:
@@ -103,37 +103,37 @@ class ApiServer:
         await self._thread.run(self._wake())
 
     def silence(self, *resources: str) -> None:
-        """Watches that are open bring nothing more, as those of a dead connection."""
+        """Watch that are open bring nothing more, as those of a dead connection."""
         wanted = resources or ("leases", "configmaps")
         self._silenced |= {task for task in self._watches if task.get_name() in wanted}
 
     def expire_pages(self, times: int) -> None:
-        """So many continued listings find that their version is forgotten."""
+        """Let so many continued listings find that their version is forgotten."""
         self._expiring_pages = times
 
     def throttle(self, times: int, seconds: int) -> None:
-        """The next so many requests are told to come again later."""
+        """Tell the next so many requests to come again later."""
         self._throttle = [seconds] * times
 
     def conflict(self, times: int) -> None:
-        """So many updates find that somebody else has changed the object meanwhile."""
+        """Make so many updates find that the object was changed meanwhile."""
         self._conflicts = times
 
     async def cut_watches(self) -> None:
-        """The connections of watches break."""
+        """Break the connections of watches."""
         await self._thread.run(self._cut())
 
     async def forget(self) -> None:
-        """No watch can start before now; those that are open break."""
+        """Forget the past: break open watches, and let none start before now."""
         self._forgotten = self.version
         await self.cut_watches()
 
     async def bookmark(self) -> None:
-        """Tells the version to all watches, and forgets what was before."""
+        """Tell the version to all watches, and forget what was before."""
         await self._thread.run(self._bookmark())
 
     async def empty(self) -> None:
-        """As after the loss of its data."""
+        """Empty the store, as after the loss of its data."""
         self.objects.clear()
         self._log.clear()
         self.version = 1
@@ -151,7 +151,7 @@ class ApiServer:
         return {task.get_name() for task in self._watches}
 
     def asked(self, method: str, resource: str, *, watch: bool | None = None, since: int = 0) -> list[URL]:
-        """The requests for a resource, from the one with the given number on."""
+        """Return the requests for a resource, from the one with the given number on."""
         found = [URL(path) for how, path in self.requests[since:] if how == method and f"/{resource}" in path]
         return [url for url in found if watch is None or (url.query.get("watch") == "true") is watch]
 

@@ -28,7 +28,7 @@ AROUND = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "644
 
 
 def documented_role() -> set[tuple[str, str]]:
-    """Pairs of verb and resource."""
+    """Return pairs of verb and resource."""
     found = re.search(r"```yaml\n(apiVersion: rbac.*?)```", README, re.DOTALL)
     assert found is not None
     rules = yaml.safe_load(found[1])["rules"]
@@ -37,7 +37,7 @@ def documented_role() -> set[tuple[str, str]]:
 
 @pytest.fixture
 def account(tmp_path: Path) -> Path:
-    """A service account as Kubernetes mounts it, for a server without encryption."""
+    """Return a service account as Kubernetes mounts it, for a server without encryption."""
     folder = tmp_path / "serviceaccount"
     folder.mkdir()
     (folder / "token").write_text("first\n")
@@ -164,7 +164,7 @@ async def test_a_server_that_is_none_of_kubernetes_is_told_with_the_remedy(make:
 
 @pytest.fixture
 async def aiohttp_page() -> Any:
-    """Some other web server."""
+    """Return some other web server."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text="<html>Welcome</html>", content_type="text/html")

@@ -99,7 +99,7 @@ class Model:
             self.beat(number, "")
 
     def settle(self) -> None:
-        """Lets the view hear everything, until every lease that is alive has been renewed."""
+        """Let the view hear everything, until every lease that is alive has been renewed."""
         if not self.following:
             self.read()
         while self.waiting:
@@ -109,7 +109,7 @@ class Model:
         self.told.add(self.view.leases_listed(self.version + 3, fresh, self.now, self.now))
 
     def newest(self) -> dict[str, bytes]:
-        """What the view must show: of each key what was put last."""
+        """Return what the view must show: of each key what was put last."""
         facts = sorted(self.records.values(), key=lambda fact: fact.version)
         return {fact.key: fact.value for fact in facts}
 

@@ -18,7 +18,7 @@ MakeDiscovery = Callable[..., RedisDiscovery]
 
 @pytest.fixture
 async def make(server: RedisServer) -> AsyncIterator[MakeDiscovery]:
-    """Makes discovery objects on one server, as different processes would have them."""
+    """Make discovery objects on one server, as different processes would have them."""
     made: list[RedisDiscovery] = []
 
     def make(**settings: object) -> RedisDiscovery:

@@ -34,7 +34,7 @@ from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
 
 
 async def until(events: Any, kind: WatchKind) -> list[WatchEvent]:
-    """Reads up to the first event of a kind, which is the last of the answer."""
+    """Read up to the first event of a kind, which is the last of the answer."""
     seen: list[WatchEvent] = []
     async with asyncio.timeout(10):
         while not seen or seen[-1].kind is not kind:

@@ -46,7 +46,7 @@ def table(pool: BlockPool, prompt: list[int], answer: list[int] | None = None) -
 
 
 def use(pool: BlockPool, prompt: list[int]) -> int:
-    """Reserves, computes and releases a prompt; how many of its blocks were there before."""
+    """Reserve, compute and release a prompt; how many of its blocks were there before."""
     held = table(pool, prompt)
     matched = held.match(len(prompt))
     assert held.reserve(len(prompt), matched)

@@ -230,7 +230,7 @@ async def test_a_pair_that_does_not_fit_is_refused_by_its_number() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model folder: a byte-level BPE without merges, two whole words, and special tokens."""
+    """Return a model folder: a byte-level BPE without merges, two whole words, and special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {piece: number for number, piece in enumerate([*alphabet, "Ġhello", "Ġworld"])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))

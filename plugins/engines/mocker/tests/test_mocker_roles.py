@@ -60,7 +60,7 @@ def on_the_wire(asked: PreprocessedRequest) -> PreprocessedRequest:
 
 
 async def hop(prefill: MockerEngine, asked: PreprocessedRequest) -> PreprocessedRequest:
-    """The request as a decode worker gets it."""
+    """Return the request as a decode worker gets it."""
     first = on_the_wire(asked)
     first.stop_conditions.max_tokens = 1
     item = await read(prefill, first)

@@ -41,7 +41,7 @@ ANSWERS = SequenceFactory(MockerConfig(), ByteTokenizer())
 
 
 def expected(asked: PreprocessedRequest) -> list[int]:
-    """The answer of an engine that has room for everything."""
+    """Return the answer of an engine that has room for everything."""
     sequence = ANSWERS.sequence(asked)
     while not sequence.finished:
         sequence.produced = sequence.checkpoint
@@ -52,7 +52,7 @@ def expected(asked: PreprocessedRequest) -> list[int]:
 async def times(
     clock: VirtualClock, engine: MockerEngine, *prompts: list[int], max_tokens: int = 1
 ) -> list[list[float]]:
-    """The virtual milliseconds at which the tokens of requests that come together arrive."""
+    """Return the virtual milliseconds at which the tokens of requests that come together arrive."""
     start = clock.time()
 
     async def arrivals(prompt: list[int]) -> list[float]:

@@ -30,7 +30,7 @@ seeds = st.none() | st.integers(-(2**70), 2**70)
 
 
 def step(sequence: Sequence) -> bool:
-    """What the scheduler does with a sequence in one step; whether it was the last."""
+    """Return what the scheduler does with a sequence in one step; whether it was the last."""
     sequence.produced += 1
     if sequence.produced == sequence.checkpoint:
         sequence.on_checkpoint()
@@ -38,7 +38,7 @@ def step(sequence: Sequence) -> bool:
 
 
 def read(sequence: Sequence, *, every: int = 1) -> list[LLMEngineOutput]:
-    """Steps a sequence to its end and takes after every so many steps."""
+    """Step a sequence to its end and take after every so many steps."""
     items = []
     last = False
     while not last:
@@ -49,7 +49,7 @@ def read(sequence: Sequence, *, every: int = 1) -> list[LLMEngineOutput]:
 
 
 def answer(answers: SequenceFactory, request: PreprocessedRequest, *, every: int = 1) -> LLMEngineOutput:
-    """The whole answer as one item."""
+    """Return the whole answer as one item."""
     (item,) = merge_outputs(read(answers.sequence(request), every=every))
     return item
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 
 async def arrivals(config: MockerConfig, *, prompt: int = 24, streams: int = 1) -> list[float]:
-    """The virtual milliseconds at which the tokens of the last of some equal requests arrive."""
+    """Return the virtual milliseconds at which the tokens of the last of some equal requests arrive."""
     clock = VirtualClock(start=100.0)
     engine = MockerEngine(config, WorkerConfig(), clock=clock)
     await engine.start(1)

@@ -16,7 +16,7 @@ HAS_LIBRARY = find_spec("torch") is not None and find_spec("transformers") is no
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a Llama of 0.3 million parameters and a tokenizer. The same weights each time."""
+    """Return a folder with a Llama of 0.3 million parameters and a tokenizer. The same weights each time."""
     if not HAS_LIBRARY:
         pytest.skip("torch and transformers are not installed; `make test-transformers` has them")
     folder = make_tokenizer_folder(tmp_path_factory.mktemp("tiny"), vocab_size=600)
@@ -28,7 +28,10 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def library_model(model_folder: Path) -> Any:
-    """The same model, loaded by the library and asked without us; on a GPU if there is one, as the engine does."""
+    """Return the same model, loaded by the library and asked without us.
+
+    On a GPU if there is one, as the engine does.
+    """
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
 

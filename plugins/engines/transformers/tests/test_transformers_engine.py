@@ -83,7 +83,7 @@ def greedy(count: int, **stop: Any) -> dict[str, Any]:
 
 
 def alone(library_model: Any, prompt: list[int], count: int) -> list[int]:
-    """What the library says without us: the most likely tokens."""
+    """Return what the library says without us: the most likely tokens."""
     torch: Any = import_module("torch")
 
     with torch.no_grad():

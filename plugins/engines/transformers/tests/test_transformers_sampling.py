@@ -20,7 +20,7 @@ def rows(*samplings: RequestSampling) -> Any:
 
 
 def drawn(times: int, **how: Any) -> list[int]:
-    """Tokens of as many requests, all in one step."""
+    """Return tokens of as many requests, all in one step."""
     samplings = [RequestSampling(prompt=[0], **how) for _ in range(times)]
     made = sample(torch, rows(*samplings), samplings)
     assert [sampling.produced for sampling in samplings] == [[token] for token in made.argmax(dim=-1).tolist()]

@@ -27,7 +27,7 @@ Handler = Callable[["Peer", web.Request, dict[str, Any]], Awaitable[web.StreamRe
 
 
 def words(*texts: str) -> list[dict[str, Any]]:
-    """Chunks of a chat answer, each with some text."""
+    """Return chunks of a chat answer, each with some text."""
     return [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}]} for text in texts]
 
 
@@ -44,12 +44,12 @@ USAGE: dict[str, Any] = {
 
 
 async def plain(peer: Peer, http: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """Two words, the end, and the usage."""
+    """Return two words, the end, and the usage."""
     return await peer.stream(http, *words("one ", "two"), END, USAGE, "[DONE]")
 
 
 async def endless(peer: Peer, http: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """As many words as were asked for, until the client has gone."""
+    """Send as many words as were asked for, until the client has gone."""
     answer = await peer.begin(http)
     for _ in range(body.get("max_tokens", 4)):
         await peer.send(answer, *words("word "))
@@ -132,7 +132,7 @@ class Peer:
 
 @pytest_asyncio.fixture
 async def peer() -> AsyncIterator[Peer]:
-    """The server, on a free port of the loopback."""
+    """Yield the server, on a free port of the loopback."""
     peer = Peer()
     await peer.start()
     yield peer
@@ -171,7 +171,7 @@ def make(url: str, *, name: str = "ours", **settings: Any) -> UpstreamEngine:
 
 @pytest_asyncio.fixture
 async def start() -> AsyncIterator[Start]:
-    """Starts engines, which are cleaned up after the test."""
+    """Start engines, which are cleaned up after the test."""
     engines: list[UpstreamEngine] = []
 
     async def begin(url: str, **settings: Any) -> Worker:

@@ -27,7 +27,7 @@ SCORE = ScoreRequest(queries=["q"], documents=["a", "bb"])
 
 
 async def pool(peer: Any, http: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-    """What a server with every route answers: a vector or a score for the length of each text, in any order."""
+    """Return what a server with every route answers: a vector or a score for the length of each text, in any order."""
     usage = {"prompt_tokens": 9, "total_tokens": 9}
     if "messages" in body:
         return await endless(peer, http, body)
@@ -65,7 +65,7 @@ def everything(peer: Any) -> Any:
 
 @pytest.fixture
 async def engine(everything: Any) -> Any:
-    """An engine for all that there is."""
+    """Return an engine for all that there is."""
     made = make(everything.url, "chat", "embeddings", "score", "rerank")
     await made.start(1)
     yield made

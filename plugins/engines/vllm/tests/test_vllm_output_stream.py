@@ -105,7 +105,7 @@ async def freed_after_its_first_output(request: Request, tasks: TaskSet) -> None
 
 
 async def cancelled(request: Request, reading: OutputStream) -> None:
-    """Returns once a reader is cancelled that waits for the first output."""
+    """Return once a reader is cancelled that waits for the first output."""
     reader = asyncio.create_task(read(reading, mock_context()))
     await request.waiting.wait()
     reader.cancel()

@@ -146,7 +146,7 @@ class TestContract(ExtensionKit):
 
 @asynccontextmanager
 async def browser(host: ExtensionHost) -> AsyncIterator[aiohttp.ClientSession]:
-    """What keeps cookies, as a browser does."""
+    """Yield what keeps cookies, as a browser does."""
     jar = aiohttp.CookieJar(unsafe=True)
     async with aiohttp.ClientSession(host.url, cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=10)) as session:
         yield session

@@ -110,7 +110,7 @@ class TestContract(ExtensionKit):
 
 @asynccontextmanager
 async def silent_reader(url: str) -> AsyncIterator[None]:
-    """A client that asks for the feed, and then reads nothing."""
+    """Yield a client that asks for the feed, and then reads nothing."""
     address = urlsplit(url)
     # What is more than the limit stays in the socket.
     reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1024)
@@ -124,7 +124,7 @@ async def silent_reader(url: str) -> AsyncIterator[None]:
 
 
 async def let_in(host: ExtensionHost) -> None:
-    """Returns once the feed has room."""
+    """Return once the feed has room."""
     refused = 0
     while True:
         async with host.asked("GET", "/admin/feed", token=TOKEN) as reading:
@@ -136,7 +136,7 @@ async def let_in(host: ExtensionHost) -> None:
 
 
 def sample(page: str, name: str, **labels: str) -> float | None:
-    """The value of a sample of a page of metrics."""
+    """Return the value of a sample of a page of metrics."""
     families = text_string_to_metric_families(page)
     samples = [one for family in families for one in family.samples]
     return next((one.value for one in samples if one.name == name and one.labels == labels), None)
@@ -147,7 +147,7 @@ def broken(views: object, own: int) -> Mapping[str, object]:
 
 
 async def state_of(reading: aiohttp.ClientResponse) -> dict[str, Any]:
-    """The next state of a feed."""
+    """Return the next state of a feed."""
     while not (line := await reading.content.readline()).startswith(b"data: "):
         assert line, "the feed has ended"
     state: dict[str, Any] = json.loads(line[6:])

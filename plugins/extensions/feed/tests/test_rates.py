@@ -100,7 +100,7 @@ def test_the_counts_are_those_of_the_requests_of_the_last_fifteen_minutes(all_of
 
 
 def alone(model: str, latencies: Sequence[float]) -> ModelCounts:
-    """The counts of these requests, all of which end now."""
+    """Return the counts of these requests, all of which end now."""
     rates = Rates(Clock())
     for first in latencies:
         rates.add(record(model, first))

@@ -129,7 +129,7 @@ def top(frontend: Frontend) -> Top:
 
 
 def names(top: Top) -> list[str]:
-    """The first column."""
+    """Return the first column."""
     table = top.query_one(DataTable)
     return [str(table.get_row_at(index)[0]) for index in range(table.row_count)]
 
@@ -139,7 +139,7 @@ def text(top: Top, selector: str) -> str:
 
 
 def errors(top: Top) -> list[str]:
-    """What the summary shows in the color of errors."""
+    """Return what the summary shows in the color of errors."""
     content = top.query_one("#summary", Static).content
     assert isinstance(content, Content)
     return [content.plain[span.start : span.end] for span in content.spans if "error" in str(span.style)]

@@ -29,7 +29,7 @@ SDK_LOG = "opentelemetry.exporter.otlp.proto.http.metric_exporter"
 
 @pytest.fixture(autouse=True)
 def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment says nothing, but for what a test adds."""
+    """Clear the environment but for what a test adds."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
 
@@ -45,7 +45,7 @@ def making(endpoint: str | None, interval: float | None = 3600) -> ExtensionFact
 
 
 async def sent(host: ExtensionHost, receiver: OtlpReceiver, *events: RequestFinished) -> list[Histogram]:
-    """What the collector gets of these events by the time that the extension is closed."""
+    """Return what the collector gets of these events by the time that the extension is closed."""
     for event in events:
         host.publish(event)
     await host.aclose()
@@ -54,7 +54,7 @@ async def sent(host: ExtensionHost, receiver: OtlpReceiver, *events: RequestFini
 
 
 def one(rows: Sequence[Histogram], name: str, kind: str | None = None) -> Histogram:
-    """The only histogram of a name, and of a kind of tokens."""
+    """Return the only histogram of a name, and of a kind of tokens."""
     (found,) = [row for row in rows if row.name == name and row.attributes.get("gen_ai.token.type") == kind]
     return found
 

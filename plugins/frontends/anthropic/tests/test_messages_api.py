@@ -51,7 +51,7 @@ def template() -> str:
 
 @pytest.fixture
 async def sdk(server: Any) -> AsyncIterator[anthropic.AsyncAnthropic]:
-    """The official client."""
+    """Yield the official client."""
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key="none", max_retries=0, timeout=10) as client:
         yield client
 
@@ -61,7 +61,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
-    """The data of all events. Each names its type twice, and the two are the same."""
+    """Return the data of all events. Each names its type twice, and the two are the same."""
     found = []
     for name, value in re.findall(r"event: (.*)\ndata: (.*)\n\n", data.decode()):
         found.append(json.loads(value))
@@ -70,7 +70,7 @@ def events(data: bytes) -> list[dict[str, Any]]:
 
 
 def folded(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that a client makes of events, which must come in order: one block after the other."""
+    """Return the message that a client makes of events, which must come in order: one block after the other."""
     message: dict[str, Any] = found[0]["message"]
     arguments: dict[int, str] = {}
     open_at: int | None = None
@@ -111,7 +111,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 
 async def both(server: Any, **fields: Any) -> dict[str, Any]:
-    """The message of an answer, which is the same streamed and whole."""
+    """Return the message of an answer, which is the same streamed and whole."""
     stream = await server.post(PATH, body(**fields, stream=True))
     whole = await server.post(PATH, body(**fields))
     assert (stream.status, whole.status) == (200, 200), whole.body
@@ -126,7 +126,7 @@ async def both(server: Any, **fields: Any) -> dict[str, Any]:
 
 
 async def shown(server: Any, **fields: Any) -> str:
-    """The prompt of a request."""
+    """Return the prompt of a request."""
     return await server.shown(PATH, body(**fields))  # type: ignore[no-any-return]
 
 

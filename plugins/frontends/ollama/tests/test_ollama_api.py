@@ -64,7 +64,7 @@ def generate(**fields: Any) -> dict[str, Any]:
 
 
 def lines(data: bytes) -> list[dict[str, Any]]:
-    """The objects of a stream, one a line, of which only the last is done."""
+    """Return the objects of a stream, one a line, of which only the last is done."""
     assert data.endswith(b"\n")
     found = [json.loads(line) for line in data.decode().splitlines()]
     assert [line["done"] for line in found] == [False] * (len(found) - 1) + [True]
@@ -72,7 +72,7 @@ def lines(data: bytes) -> list[dict[str, Any]]:
 
 
 def folded(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """The answer that a client makes of lines."""
+    """Return the answer that a client makes of lines."""
     answer = dict(found[-1])
     keys = [key for key in ("message", "response", "thinking") if any(key in line for line in found)]
     for key in keys:
@@ -89,7 +89,7 @@ def folded(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def comparable(answer: dict[str, Any]) -> dict[str, Any]:
-    """Without ids and times, which differ from answer to answer."""
+    """Return an answer without ids and times, which differ from answer to answer."""
     kept = {key: value for key, value in answer.items() if not key.endswith(("_duration", "_at"))}
     message = kept.get("message", {})
     if "tool_calls" in message:
@@ -98,7 +98,7 @@ def comparable(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 async def both(server: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    """An answer, which is the same streamed and whole."""
+    """Return an answer, which is the same streamed and whole."""
     stream = await server.post(path, body)
     whole = await server.post(path, {**body, "stream": False})
     assert (stream.status, whole.status) == (200, 200), whole.body
@@ -111,7 +111,7 @@ async def both(server: Any, path: str, body: dict[str, Any]) -> dict[str, Any]:
 
 
 async def refusal(server: Any, path: str, body: Any) -> tuple[int, str]:
-    """Status and text of an error."""
+    """Return status and text of an error."""
     reply = await server.post(path, body)
     told = reply.json()
     assert set(told) == {"error"}

@@ -20,7 +20,7 @@ LONGEST = 0.1
 
 
 def scored(count: int, width: int = 20) -> LLMEngineOutput:
-    """So many tokens with so many alternatives each: about 60 bytes of JSON for every one."""
+    """Return so many tokens with so many alternatives each: about 60 bytes of JSON for every one."""
     tops = [TopLogprob(97 + rank, -0.1234567 * rank, rank) for rank in range(width)]
     return LLMEngineOutput([97] * count, log_probs=[-0.5] * count, top_logprobs=[tops] * count)
 
@@ -37,7 +37,7 @@ def held(server: Any) -> float | None:
 
 @pytest.fixture
 async def narrow(cold_server: Any) -> Any:
-    """A server that collects little."""
+    """Return a server that collects little."""
     cold_server.configure(unary_answer_limit_mb=2, unary_answers_limit_mb=3)
     cold_server.add_model(context_length=None)
     await cold_server.start()

@@ -18,7 +18,7 @@ STRANGE = "no_such_field"
 
 @pytest.fixture
 async def description(server: Any) -> dict[str, Any]:
-    """The description of a started server."""
+    """Return the description of a started server."""
     reply = await server.get("/openapi.json")
     assert reply.headers["content-type"].startswith("application/json")
     found: dict[str, Any] = reply.json()
@@ -101,7 +101,7 @@ async def test_fields_that_may_only_ask_for_nothing_are_described_with_what_they
 
 
 def sound(path: str) -> dict[str, Any]:
-    """The fewest fields that a request needs."""
+    """Return the fewest fields that a request needs."""
     messages = [{"role": "user", "content": "Hi"}]
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"model": "m", "messages": messages},

@@ -46,7 +46,7 @@ def template() -> str:
 
 @pytest.fixture
 async def guided(cold_server: Any) -> Any:
-    """A server whose model is guided, and writes calls like Hermes."""
+    """Return a server whose model is guided, and writes calls like Hermes."""
     model = cold_server.add_model(capabilities=[GUIDED])
     model.parsers = Parsers(HermesParser)
     model.says("x")
@@ -55,19 +55,19 @@ async def guided(cold_server: Any) -> Any:
 
 
 async def grammar(server: Any, **fields: Any) -> Any:
-    """What the engine is to be guided by."""
+    """Return what the engine is to be guided by."""
     reply = await server.post(CHAT, chat(**fields))
     assert reply.status == 200, reply.body
     return (await server.directory.models["m"].call()).request.sampling_options.guided_decoding
 
 
 def events_of(reply: Any) -> list[Any]:
-    """The events of a stream of Messages or Responses."""
+    """Return the events of a stream of Messages or Responses."""
     return [json.loads(line[6:]) for line in reply.body.decode().splitlines() if line.startswith("data: ")]
 
 
 async def answers(server: Any, model: Any, text: str, **fields: Any) -> list[dict[str, Any]]:
-    """The choice of a body, and the last of a stream."""
+    """Return the choice of a body, and the last of a stream."""
     model.says_cut(text, [3, 7, 2])
     whole = (await server.post(CHAT, chat(**fields))).json()["choices"][0]
     events = (await server.post(CHAT, chat(stream=True, **fields))).events

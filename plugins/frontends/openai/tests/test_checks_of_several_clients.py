@@ -18,7 +18,7 @@ PLAIN = ('"a"', {"type": "string"})
 
 
 def ended(text: str, schema: dict[str, Any]) -> Choice:
-    """A choice that has ended, with a text that is to be as a schema says."""
+    """Return a choice that has ended, with a text that is to be as a schema says."""
     choice = Choice(0)
     choice.answered = CollectedAnswer(schema, {})
     choice.answered.add([ContentDelta(text)])

@@ -21,7 +21,7 @@ SPACES = st.sampled_from(["", " ", "\n\t"])
 
 
 def written(pairs: list[tuple[str, Any]], space: str, ascii: bool) -> bytes:
-    """An object of these fields, which may be there twice."""
+    """Return an object of these fields, which may be there twice."""
     fields = [
         f"{json.dumps(name, ensure_ascii=ascii)}{space}:{space}{json.dumps(value, ensure_ascii=ascii)}"
         for name, value in pairs

@@ -24,7 +24,7 @@ TALK = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def scored(tokens: bytes, width: int = 2, start: int = 0, **fields: Any) -> LLMEngineOutput:
-    """Tokens with `width` alternatives each; one of them has the text of another."""
+    """Return tokens with `width` alternatives each; one of them has the text of another."""
     numbers = [NUMBERS[(start + at) % len(NUMBERS)] for at in range(len(tokens))]
     tops = [
         [
@@ -48,7 +48,7 @@ def speak(*outputs: LLMEngineOutput, reason: FinishReason | None = FinishReason.
 
 
 def slowly(*outputs: LLMEngineOutput) -> Callable[[Any], None]:
-    """One item after the other, so that none is merged with the next."""
+    """Return one item after the other, so that none is merged with the next."""
 
     def script(call: Any) -> None:
         left = [*outputs, LLMEngineOutput(finish_reason=FinishReason.STOP)]

@@ -38,7 +38,7 @@ class Hostile:
 
 
 def chat(field: str, value: str, blamed: str | None = None, **options: Any) -> Hostile:
-    """A sound chat request in which one field has this JSON text."""
+    """Return a sound chat request in which one field has this JSON text."""
     base = {"model": '"m"', "messages": '[{"role": "user", "content": "Hi"}]', field: value}
     return _of(CHAT, base, field, value, blamed, **options)
 
@@ -77,7 +77,7 @@ def whole(name: str, body: bytes | Callable[[], bytes], says: str, **options: An
 
 
 def around(head: bytes, filling: bytes, tail: bytes, size: int = LIMIT) -> Callable[[], bytes]:
-    """A body of just this size, filled up in its middle; made when it is needed."""
+    """Return a body of just this size, filled up in its middle; made when it is needed."""
 
     def make() -> bytes:
         room = size - len(head) - len(tail)
@@ -432,7 +432,7 @@ class Client:
 
 @contextmanager
 def longest_callback(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, str]]]:
-    """Watches the callbacks of the loop: the seconds of processor time of this thread that each took."""
+    """Watch the callbacks of the loop: the seconds of processor time of this thread that each took."""
     original = events.Handle._run
     taken: list[tuple[float, str]] = []
 
@@ -448,7 +448,7 @@ def longest_callback(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[flo
 
 @pytest.fixture
 async def hostile_server(cold_server: Any) -> Any:
-    """A server with the limit of a real one, and a model that takes little.
+    """Return a server with the limit of a real one, and a model that takes little.
 
     Rendering has all the time it needs: on a busy machine 45 MB take seconds, and these tests are not about that limit.
     """

@@ -87,7 +87,7 @@ DEEPSEEK_ON, DEEPSEEK_OFF = QWEN_ON + "<think>", QWEN_ON + "</think>"
 
 @pytest.fixture
 async def shown(cold_server: Any) -> Any:
-    """Gives the prompt of a request to a model of this template."""
+    """Give the prompt of a request to a model of this template."""
 
     async def show(template: str, path: str, fields: dict[str, Any]) -> str:
         model = cold_server.add_model("m", {"chat_template.jinja": template.encode()})

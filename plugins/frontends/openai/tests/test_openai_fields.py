@@ -146,7 +146,7 @@ TEMPLATE = (
 
 
 def treatment(path: str, field: str) -> str | None:
-    """What the frontend's own table says of a field; None if it does not know it."""
+    """Return what the frontend's own table says of a field; None if it does not know it."""
     endpoint = ENDPOINTS[path]
     accepts = endpoint.PASSIVE.get(field)
     if accepts is not None:
@@ -157,7 +157,7 @@ def treatment(path: str, field: str) -> str | None:
 
 
 def known(path: str) -> set[str]:
-    """Every field that a test has to try on a route."""
+    """Return every field that a test has to try on a route."""
     endpoint = ENDPOINTS[path]
     vllm = {CHAT: VLLM + VLLM_CHAT, COMPLETE: VLLM}.get(path, "")
     return OFFICIAL[path] | set(endpoint.BODY.__struct_fields__) | set(endpoint.PASSIVE) | set(vllm.split())
@@ -169,7 +169,7 @@ def wish(path: str, field: str) -> tuple[Any, dict[str, Any]]:
 
 
 def answering(call: Any) -> None:
-    """Says six letters, with scores if they are wanted."""
+    """Say six letters, with scores if they are wanted."""
     wanted = call.request.output_options.logprobs
     for letter in b"abcdef":
         output = LLMEngineOutput([letter])
@@ -195,7 +195,7 @@ class CountingTokenizer:
 
 @pytest.fixture
 async def server(cold_server: Any) -> Any:
-    """A server whose models show what they are asked, down to the tools and the effort."""
+    """Return a server whose models show what they are asked, down to the tools and the effort."""
     for name in ("m", "other"):
         model = cold_server.add_model(
             name,
@@ -217,7 +217,7 @@ BASE: dict[str, dict[str, Any]] = {
 
 
 async def seen(server: Any, path: str, fields: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What an engine was asked and what the client was told, without what differs each time."""
+    """Return what an engine was asked and what the client was told, without what differs each time."""
     body = {**BASE[path], **fields}
     reply = await server.post(path, body)
     assert reply.status == 200, (fields, reply.body)
@@ -423,7 +423,7 @@ async def test_a_template_that_hides_the_last_message_cannot_continue_it(cold_se
 
 
 def saying(texts: dict[int, tuple[bytes, float]]) -> Any:
-    """Answers by the seed: a text, and how likely each of its tokens is."""
+    """Return answers by the seed: a text, and how likely each of its tokens is."""
 
     def script(call: Any) -> None:
         text, logprob = texts[call.request.sampling_options.seed]

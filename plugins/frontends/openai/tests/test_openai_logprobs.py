@@ -55,7 +55,7 @@ class Asked:
 
 
 def items(token_ids: Sequence[int], cuts: Sequence[int], *, named: bool = True) -> list[LLMEngineOutput]:
-    """The answer of an engine in pieces of these sizes; the last, if `named`, says why it ends."""
+    """Return the answer of an engine in pieces of these sizes; the last, if `named`, says why it ends."""
     sizes, at, made = list(cuts), 0, []
     while at < len(token_ids):
         part = list(token_ids[at : at + (sizes.pop(0) if sizes else 4)])
@@ -69,7 +69,7 @@ def items(token_ids: Sequence[int], cuts: Sequence[int], *, named: bool = True) 
 
 
 def pieces(asked: Asked, outputs: Sequence[LLMEngineOutput], tokenizer: Tokenizer) -> list[Piece]:
-    """What a choice makes of the items."""
+    """Return what a choice makes of the items."""
     choice = TokenChoice(0, asked.request(), tokenizer)
     made = [
         Piece(choice, choice.feed(output), choice.scored, None, choice.finish_reason is not None)
@@ -82,7 +82,7 @@ def pieces(asked: Asked, outputs: Sequence[LLMEngineOutput], tokenizer: Tokenize
 
 
 def told(made: Sequence[Piece]) -> tuple[str, list[tuple[int, float, int]]]:
-    """The whole text, and every told token with its score and its offset."""
+    """Return the whole text, and every told token with its score and its offset."""
     text = "".join(piece.text for piece in made)
     tokens = [
         entry
@@ -94,7 +94,7 @@ def told(made: Sequence[Piece]) -> tuple[str, list[tuple[int, float, int]]]:
 
 
 def characters(data: bytes) -> int:
-    """How many characters these bytes make for certain."""
+    """Return how many characters these bytes make for certain."""
     return len(codecs.getincrementaldecoder("utf-8")("replace").decode(data))
 
 

@@ -234,7 +234,7 @@ async def test_the_other_apis_have_their_parts_on_lines_too(
 
 
 def _last(source: str) -> bytes:
-    """A template that shows the last message only."""
+    """Return a template that shows the last message only."""
     return ("{% set message = messages[-1] %}" + source).encode()
 
 

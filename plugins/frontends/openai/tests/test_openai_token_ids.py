@@ -15,7 +15,7 @@ CALL = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
 
 
 def saying(*pieces: bytes, end: bool = True) -> Any:
-    """Answers with tokens, piece by piece, and a token that ends it and has no text."""
+    """Return answers with tokens, piece by piece, and a token that ends it and has no text."""
 
     def script(call: Any) -> None:
         for piece in pieces:
@@ -27,7 +27,7 @@ def saying(*pieces: bytes, end: bool = True) -> Any:
 
 
 def streamed(reply: Any, index: int = 0) -> list[int]:
-    """The tokens of a choice, all chunks together; each chunk must have some, or say that it has none."""
+    """Return the tokens of a choice, all chunks together; each chunk must have some, or say that it has none."""
     tokens: list[int] = []
     for event in reply.events:
         for choice in event["choices"] if isinstance(event, dict) else ():

@@ -47,7 +47,7 @@ def template() -> str:
 
 
 def deltas(reply: Any, index: int = 0) -> list[dict[str, Any]]:
-    """The deltas of one choice of a stream, without the one with the role and the empty one at the end."""
+    """Return the deltas of one choice of a stream, without the one with the role and the empty one at the end."""
     choices = [choice for event in reply.events if isinstance(event, dict) for choice in event["choices"]]
     mine = [choice["delta"] for choice in choices if choice["index"] == index]
     assert mine[0] == {"role": "assistant"}
@@ -56,7 +56,7 @@ def deltas(reply: Any, index: int = 0) -> list[dict[str, Any]]:
 
 
 def folded(deltas: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message that a client makes of deltas."""
+    """Return the message that a client makes of deltas."""
     message: dict[str, Any] = {"role": "assistant", "content": ""}
     calls: dict[int, dict[str, Any]] = {}
     for delta in deltas:
@@ -84,7 +84,7 @@ def without_ids(message: dict[str, Any]) -> dict[str, Any]:
 
 
 async def spoken_live(server: Any, *said: tuple[str, bytes | None], **fields: Any) -> list[Any]:
-    """The events of a stream whose engine says a piece, waits until the client sees what is given with it, and goes on.
+    """Return the events of a stream whose engine waits after each piece until the client sees it.
 
     Every character has a score.
     """
@@ -299,7 +299,7 @@ def own_tool(path: str) -> dict[str, Any]:
 
 
 def named(body: bytes, kind: str) -> list[dict[str, Any]]:
-    """The events of one kind in a stream of another API."""
+    """Return the events of one kind in a stream of another API."""
     return [json.loads(data) for data in re.findall(rf"event: {kind}\ndata: (.*)\n".encode(), body)]
 
 
@@ -593,7 +593,7 @@ async def test_definitions_of_tools_move_to_the_root_of_the_schema(server: Any, 
 
 
 async def both(server: Any, **fields: Any) -> dict[str, Any]:
-    """The one choice of an answer, which is the same streamed and whole."""
+    """Return the one choice of an answer, which is the same streamed and whole."""
     stream = await server.post("/v1/chat/completions", {**chat(**fields), "stream": True})
     [choice] = (await server.post("/v1/chat/completions", chat(**fields))).json()["choices"]
     assert without_ids(folded(deltas(stream))) == without_ids(choice["message"])
@@ -644,7 +644,7 @@ PARTS = ["[", "{", "}", "]", ",", " ", "x", '{"name": "time", "parameters": {}}'
 
 
 def spoken(parser: ForcedCalls, pieces: list[str]) -> list[Any]:
-    """What a parser made of some text: pieces of content, and calls with their names and arguments."""
+    """Return what a parser made of some text: pieces of content, and calls with their names and arguments."""
     out: list[Any] = []
     for delta in [*(delta for piece in pieces for delta in parser.feed(piece)), *parser.finish()]:
         if isinstance(delta, ToolCallStart):

@@ -16,7 +16,7 @@ def usage(completion: int = 0, *, prompt: int = 0, cached: int | None = None) ->
 
 
 def saying(text: str, *counts: CompletionUsage) -> Any:
-    """Answers, each with the next of the counts on its terminal."""
+    """Answer, each with the next of the counts on its terminal."""
     left = list(counts)
 
     def script(call: Any) -> None:
@@ -27,7 +27,7 @@ def saying(text: str, *counts: CompletionUsage) -> Any:
 
 
 async def told(server: Any, *, stream: bool, **fields: Any) -> dict[str, Any]:
-    """The usage of an answer."""
+    """Return the usage of an answer."""
     if not stream:
         usage: dict[str, Any] = (await server.chat(**fields)).json()["usage"]
         return usage

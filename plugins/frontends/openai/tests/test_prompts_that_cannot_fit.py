@@ -29,7 +29,7 @@ class Costs:
 
 @pytest.fixture
 async def costs(cold_server: Any, monkeypatch: pytest.MonkeyPatch) -> Costs:
-    """A server with a byte-level tokenizer, and the costs of what it is asked."""
+    """Return a server with a byte-level tokenizer, and the costs of what it is asked."""
     seen = Costs()
     library, _ = of_kind("byte level")
     tokenizer: Any = load_tokenizer("hf", {"tokenizer.json": library.to_str().encode()}, TokenCacheStore(MB))

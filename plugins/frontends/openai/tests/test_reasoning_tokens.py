@@ -22,7 +22,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 
 def counted(parser: ThinkParser, pieces: Sequence[bytes]) -> int:
-    """What is counted for an answer whose items are these."""
+    """Return what is counted for an answer whose items are these."""
     tokenizer = ByteTokenizer()
     stream, count = tokenizer.stream(skip_special_tokens=True), ReasoningCount(tokenizer)
     for piece in pieces:
@@ -87,7 +87,7 @@ def thinking(model: Any) -> Any:
 
 
 async def usages(server: Any, **fields: Any) -> list[dict[str, Any]]:
-    """The usage of a chat, streamed and whole."""
+    """Return the usage of a chat, streamed and whole."""
     reply = await server.chat(stream=True, stream_options={"include_usage": True}, **fields)
     return [reply.events[-2]["usage"], (await server.chat(**fields)).json()["usage"]]
 

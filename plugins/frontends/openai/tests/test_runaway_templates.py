@@ -125,7 +125,7 @@ async def store() -> Any:
 
 @pytest.fixture
 async def patient() -> Any:
-    """For templates that end: their process has all the time that a busy machine may need."""
+    """Return limits for templates that end: their process has all the time that a busy machine may need."""
     store = TemplateStore(30.0)
     yield store
     await store.aclose()

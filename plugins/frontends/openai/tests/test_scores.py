@@ -12,7 +12,7 @@ SCORE_PATHS = ("/v1/score", "/score")
 
 @pytest.fixture
 async def scoring(cold_server: Any) -> Any:
-    """A server whose model gives an eighth for each character of a document."""
+    """Return a server whose model gives an eighth for each character of a document."""
     cold_server.add_model(model_types=["score", "rerank"], capabilities=["score", "rerank"])
     await cold_server.start()
     return cold_server

@@ -82,7 +82,7 @@ def _none_made() -> None:
 
 @pytest.fixture(scope="session")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A tokenizer that has the markers as special tokens."""
+    """Return a tokenizer that has the markers as special tokens."""
     from tokenizers import Tokenizer
 
     library = Tokenizer.from_file(
@@ -106,14 +106,14 @@ class OldTokenizer:
 
 
 def model_with(tokenizer: Any) -> Any:
-    """As much of a model as the store looks at."""
+    """Return as much of a model as the store looks at."""
     model = FakeModel(ModelCard(name="m", instance_id=1), {})
     model.tokenizer = tokenizer
     return model
 
 
 def spelled(tokenizer: Any, text: str) -> list[int]:
-    """Ordinary tokens that are shown as this text, also where it is that of a special token."""
+    """Return ordinary tokens that are shown as this text, also where it is that of a special token."""
     ids: list[int] = []
     for character in text:
         ids += tokenizer.encode(character, add_special_tokens=False)
@@ -121,7 +121,7 @@ def spelled(tokenizer: Any, text: str) -> list[int]:
 
 
 def fed(tokenizer: Any, items: Sequence[Sequence[int]], reasoning: Any = None, **stop: Any) -> tuple[Noting, Any]:
-    """A parser that was fed with these items, and the choice."""
+    """Return a parser that was fed with these items, and the choice."""
     request = PreprocessedRequest(
         model="m", token_ids=[], stop_conditions=StopConditions(**stop), output_options=OutputOptions()
     )

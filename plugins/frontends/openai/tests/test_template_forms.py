@@ -175,7 +175,7 @@ FORMS = st.builds(
 
 
 def texts_and_calls(messages: list[dict[str, Any]]) -> tuple[str, int]:
-    """All that is said, without white space, in order of the text; and how many calls there are."""
+    """Return all that is said, without white space, in order of the text; and how many calls there are."""
     said: list[str] = []
     for message in messages:
         content = message.get("content") or ""

@@ -16,7 +16,7 @@ TEMPLATE = (
 
 @pytest.fixture
 async def template_server(cold_server: Any) -> Any:
-    """A server whose model has a template that shows all it is given."""
+    """Return a server whose model has a template that shows all it is given."""
     cold_server.add_model(files={"chat_template.jinja": TEMPLATE})
     await cold_server.start()
     return cold_server

@@ -27,7 +27,7 @@ BODIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 async def lenient(cold_server: Any) -> Any:
-    """A server that ignores unknown fields, with a model for everything."""
+    """Return a server that ignores unknown fields, with a model for everything."""
     cold_server.configure(unknown_fields="ignore")
     model = cold_server.add_model(
         model_types=["chat", "completions", "embeddings"], capabilities=["embed", "score", "rerank"]

@@ -35,7 +35,7 @@ class Shared(MemoryStore):
 
 
 def frontend(store: Shared, models: Any) -> ResponseMemory:
-    """The memory of one frontend process."""
+    """Return the memory of one frontend process."""
     metrics = Metrics()
     services = FrontendServices(models, RequestTracker(metrics, lambda record: None), metrics, 5.0, 15.0)
     return ResponseMemory(store, ResponsesConfig(), services)

@@ -90,7 +90,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
-    """The data of all events. Each names its type twice, and they are numbered from 0."""
+    """Return the data of all events. Each names its type twice, and they are numbered from 0."""
     found = []
     for name, value in re.findall(r"event: (.*)\ndata: (.*)\n\n", data.decode()):
         found.append(json.loads(value))
@@ -99,7 +99,7 @@ def events(data: bytes) -> list[dict[str, Any]]:
 
 
 def check_events(found: list[dict[str, Any]]) -> None:
-    """What the last event holds is what the others said, piece by piece."""
+    """Assert that the last event holds the pieces of the others."""
     response = found[-1]["response"]
     texts: dict[str, str] = {}
     items: list[Any] = []
@@ -132,7 +132,7 @@ def without_ids(response: dict[str, Any]) -> dict[str, Any]:
 
 
 async def both(server: Any, **fields: Any) -> dict[str, Any]:
-    """The response, which is the same streamed and whole."""
+    """Return the response, which is the same streamed and whole."""
     stream = await server.post(PATH, body(**fields, stream=True))
     whole = await server.post(PATH, body(**fields))
     assert (stream.status, whole.status) == (200, 200), whole.body
@@ -150,7 +150,7 @@ async def both(server: Any, **fields: Any) -> dict[str, Any]:
 
 
 async def shown(server: Any, **fields: Any) -> str:
-    """The prompt of a request."""
+    """Return the prompt of a request."""
     return await server.shown(PATH, body(**fields))  # type: ignore[no-any-return]
 
 

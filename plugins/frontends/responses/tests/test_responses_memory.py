@@ -73,7 +73,7 @@ def settings() -> dict[str, Any]:
 
 @pytest.fixture
 def prepare(store: Watched, settings: dict[str, Any]) -> Any:
-    """Has the frontend made with the store; callers are those that a header names."""
+    """Have the frontend made with the store; callers are those that a header names."""
 
     def prepare(server: Any) -> None:
         server.response_store = store
@@ -101,7 +101,7 @@ async def cold_server(cold_server: Any, prepare: Any) -> Any:
 
 @pytest.fixture
 async def server(server: Any) -> Any:
-    """Its model takes conversations of any length."""
+    """Yield a server whose model takes conversations of any length."""
     model = server.directory.models["m"]
     model.card = msgspec.structs.replace(model.card, context_length=None)
     return server
@@ -112,7 +112,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 async def ask(server: Any, says: str = "Hello", caller: str = "/default", **fields: Any) -> dict[str, Any]:
-    """A whole response."""
+    """Return a whole response."""
     server.directory.models["m"].says(says)
     reply = await server.post(PATH, body(**fields), x_caller=caller)
     assert reply.status == 200, reply.body
@@ -121,7 +121,7 @@ async def ask(server: Any, says: str = "Hello", caller: str = "/default", **fiel
 
 
 async def prompt(server: Any, **fields: Any) -> str:
-    """What the model is shown of a request."""
+    """Return what the model is shown of a request."""
     model = server.directory.models["m"]
     while not model._calls.empty():
         await model.call()
@@ -131,7 +131,7 @@ async def prompt(server: Any, **fields: Any) -> str:
 
 
 async def http(server: Any, method: str, path: str, caller: str = "/default", **how: Any) -> tuple[int, Any]:
-    """A request that asks no model."""
+    """Return a request that asks no model."""
     async with (
         aiohttp.ClientSession() as session,
         session.request(method, f"{server.url}{path}", headers={"x-caller": caller}, **how) as reply,
@@ -140,7 +140,7 @@ async def http(server: Any, method: str, path: str, caller: str = "/default", **
 
 
 def events(reply: Any) -> list[dict[str, Any]]:
-    """The data of all events."""
+    """Return the data of all events."""
     return [json.loads(data) for data in re.findall(r"^data: (.*)$", reply.body.decode(), re.MULTILINE)]
 
 

@@ -23,7 +23,7 @@ Parsed = list[tuple[str, ...]]
 
 
 def pieces_of(text: str, sizes: Sequence[int]) -> list[str]:
-    """The text in pieces of these sizes, taken in turn."""
+    """Return the text in pieces of these sizes, taken in turn."""
     pieces, at, turn = [], 0, 0
     while at < len(text):
         size = sizes[turn % len(sizes)]
@@ -34,7 +34,7 @@ def pieces_of(text: str, sizes: Sequence[int]) -> list[str]:
 
 
 def joined(deltas: Sequence[ParserDelta]) -> Parsed:
-    """Deltas with neighbours of one kind joined; the indexes of calls are checked, their ids left out."""
+    """Return deltas with neighbours of one kind joined; the indexes of calls are checked, their ids left out."""
     out: list[list[str]] = []
     calls = 0
     for delta in deltas:
@@ -63,7 +63,7 @@ Parse = Callable[..., Parsed]
 
 @pytest.fixture
 def parse() -> Parse:
-    """What a parser makes of a text, in pieces of the given sizes."""
+    """Return what a parser makes of a text, in pieces of the given sizes."""
 
     def run(parser: ToolCallParser | ReasoningParser, text: str, sizes: Sequence[int] = (1_000_000,)) -> Any:
         deltas: list[ParserDelta] = []
@@ -76,5 +76,5 @@ def parse() -> Parse:
 
 @pytest.fixture
 def tools() -> list[dict[str, Any]]:
-    """The tools of a request: functions called ``f`` and ``g``."""
+    """Return the tools of a request: functions called ``f`` and ``g``."""
     return TOOLS

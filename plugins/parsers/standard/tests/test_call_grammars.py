@@ -28,7 +28,7 @@ TOOLS = [
 
 
 def written(form: Any) -> str:
-    """A text that a grammar allows."""
+    """Return a text that a grammar allows."""
     match form["type"]:
         case "triggered_tags":
             [tag] = form["tags"][:1]

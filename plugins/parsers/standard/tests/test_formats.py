@@ -467,7 +467,7 @@ IN_ARGUMENTS = ("control_character", "backslash", "trailing_comma")
 
 
 def mended(text: str, at: int, out: str, done: int, kinds: Collection[str]) -> Iterator[tuple[int, int]]:
-    """How repairs of these kinds may go on from two places, in what was written and in what was made of it."""
+    """Yield how repairs of these kinds may go on from two places, in what was written and in what was made of it."""
     char = text[at : at + 1]
     if "control_character" in kinds and "" < char < " " and out.startswith(json.dumps(char)[1:-1], done):
         yield at + 1, done + len(json.dumps(char)) - 2
@@ -483,7 +483,7 @@ def mended(text: str, at: int, out: str, done: int, kinds: Collection[str]) -> I
 
 
 def is_lost(parsed: Sequence[tuple[str, ...]], text: str, written: Written, repairs: Collection[str] = ()) -> bool:
-    """Whether something of a text is in no piece of the output, and is not the markup of calls either.
+    """Return whether something of a text is in no piece of the output, and is not the markup of calls either.
 
     The pieces are content, reasoning and arguments, in order. What is missing in them must consist of the tags of the
     format, white space, and the parts of calls beside the arguments. `repairs` says what else may differ.
@@ -512,7 +512,7 @@ def is_lost(parsed: Sequence[tuple[str, ...]], text: str, written: Written, repa
 
 
 def mutated(dice: random.Random, written: Written) -> str:
-    """An answer in a format with some parts gone, doubled, exchanged, or others put in."""
+    """Return an answer in a format with some parts gone, doubled, exchanged, or others put in."""
     calls = [(dice.choice("fg"), dice.choice(('{"a": 1}', "{}", NESTED, ESCAPED))) for _ in range(dice.randint(1, 3))]
     text = dice.choice(("", "Well. ", "\n")) + written.write(calls) + dice.choice(("", " So.", "\n"))
     parts = (*written.parser.MARKERS, "{", "}", "[", "]", '"', ",", "\\", "f", ":", "\n", "x", "```", "é", "")
@@ -532,7 +532,7 @@ def mutated(dice: random.Random, written: Written) -> str:
 
 
 def pieces(dice: random.Random, text: str, markers: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """A text in pieces of any size, and which of them are special tokens."""
+    """Yield a text in pieces of any size, and which of them are special tokens."""
     pattern = re.compile("|".join(map(re.escape, markers)))
     at = 0
     while at < len(text):

@@ -48,7 +48,7 @@ class Format:
 
 
 def raw(value: Any) -> str:
-    """A value between tags: strings as they are, others as JSON."""
+    """Return a value between tags: strings as they are, others as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -403,7 +403,7 @@ def samples(form: Format) -> list[str]:
 
 
 def mutated(dice: random.Random, form: Format, texts: list[str]) -> str:
-    """A sample with parts cut out, repeated, exchanged and put in."""
+    """Return a sample with parts cut out, repeated, exchanged and put in."""
     text = dice.choice(texts)
     for _ in range(dice.randint(1, 4)):
         at, end = sorted((dice.randint(0, len(text)), dice.randint(0, len(text))))
@@ -423,7 +423,7 @@ def mutated(dice: random.Random, form: Format, texts: list[str]) -> str:
 
 
 def said(deltas: list[ParserDelta]) -> str:
-    """All text of deltas, in order."""
+    """Return all text of deltas, in order."""
     out: list[str] = []
     kind: type | None = None
     for delta in deltas:

@@ -194,7 +194,7 @@ class TestDeepSeekR1(ReasoningParserKit):
 
 
 def _kit_of(cls: type[ThinkParser]) -> type[ReasoningParserKit]:
-    """The kit for one of the formats that differ in their tags alone."""
+    """Return the kit for one of the formats that differ in their tags alone."""
     opening, closing = cls.FORMAT.pairs[0]
 
     class Kit(ReasoningParserKit):

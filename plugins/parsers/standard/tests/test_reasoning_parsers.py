@@ -182,7 +182,7 @@ WORDS = ["<", "</th", "think>", "\n", " ", "a", "b\n", "Here is my ", "[", "◁"
 
 
 def mixed(rng: random.Random, cls: type[ThinkParser]) -> tuple[str, str]:
-    """A prompt, and a text of a format's tags, parts of them and other words in any order."""
+    """Return a prompt, and a text of a format's tags, parts of them and other words in any order."""
     form = cls.FORMAT
     tags = [*(tag for pair in form.pairs for tag in pair), *form.ends, *(form.around or ())]
     words = [rng.choice(tags if rng.random() < 0.6 else WORDS) for _ in range(rng.randrange(10))]
@@ -192,7 +192,7 @@ def mixed(rng: random.Random, cls: type[ThinkParser]) -> tuple[str, str]:
 
 
 def assert_nothing_is_lost(cls: type[ThinkParser], prompt: str, text: str, sizes: list[int]) -> None:
-    """The cuts change nothing; reasoning comes before content; only tags, and space beside them, are not shown."""
+    """Assert that cuts change nothing, reasoning precedes content, and only tags and space beside them are hidden."""
     parser, whole = cls(prompt), cls(prompt)
     deltas = [delta for piece in pieces_of(text, sizes) for delta in parser.feed(piece)]
     parsed = joined([*deltas, *parser.finish()])
@@ -206,7 +206,7 @@ def assert_nothing_is_lost(cls: type[ThinkParser], prompt: str, text: str, sizes
 
 
 def _is_without(shown: str, text: str, tags: set[str]) -> bool:
-    """Whether a text is another one from which some tags are gone."""
+    """Return whether a text is another one from which some tags are gone."""
     seen, left = set(), [(0, 0)]
     while left:
         at, came = left.pop()

@@ -163,7 +163,7 @@ def model(template: Any) -> ModelText:
 
 @cache
 def made(name: str) -> tuple[type[TemplateParser], type[TemplateReasoningParser] | None]:
-    """The parsers of one of the templates."""
+    """Return the parsers of one of the templates."""
     text = model(TEMPLATES[name])
     reasons = TemplateReasoningParser.recognizes(text) is not None
     return TemplateParser.for_model(text), TemplateReasoningParser.for_model(text) if reasons else None
@@ -202,7 +202,7 @@ class Message:
         return isinstance(other, Message) and vars(self) == vars(other)
 
     def understood(self) -> tuple[str, str, list[tuple[str, Any]]]:
-        """Reasoning, content without the white space around it, and calls."""
+        """Return reasoning, content without the white space around it, and calls."""
         return self.reasoning, self.content.strip(), [(name, json.loads(text)) for name, text in self.calls]
 
 
@@ -227,7 +227,7 @@ def _plain(value: Any) -> str:
 
 
 def write_call(name: str, function: str, arguments: Arguments) -> str:
-    """One call, as a model of one of the formats writes it."""
+    """Return one call, as a model of one of the formats writes it."""
     match name:
         case "json":
             return f"<tool_call>\n{json.dumps({'name': function, 'arguments': arguments})}\n</tool_call>"
@@ -248,7 +248,7 @@ def write_call(name: str, function: str, arguments: Arguments) -> str:
 
 
 def write(name: str, reasoning: str, content: str, calls: Sequence[tuple[str, Arguments]]) -> str:
-    """A whole answer in one of the formats."""
+    """Return a whole answer in one of the formats."""
     written = [write_call(name, *call) for call in calls]
     match name:
         case "channels":
@@ -274,7 +274,7 @@ CHANGES = st.lists(st.tuples(st.floats(0, 1), st.integers(0, 20), st.sampled_fro
 
 
 def cut(text: str, sizes: list[int]) -> list[str]:
-    """The text in pieces of these sizes, taken in turn."""
+    """Return the text in pieces of these sizes, taken in turn."""
     pieces: list[str] = []
     at = 0
     while at < len(text):
@@ -324,7 +324,7 @@ def test_mutated_answers_raise_nothing_lose_nothing_and_may_be_cut(
 def library(
     name: str | dict[str, Any], text: str, prompt: str = "", tools: Any = None
 ) -> tuple[str, str, list[tuple[str, Any]]]:
-    """What transformers makes of an answer."""
+    """Return what transformers makes of an answer."""
     parse = import_module("transformers.utils.chat_parsing").parse_response
     found = parse(text, TEMPLATES[name] if isinstance(name, str) else name, prefix=prompt, tools=tools)
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in found.get("tool_calls", [])]

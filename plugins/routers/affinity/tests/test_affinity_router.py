@@ -125,7 +125,7 @@ async def chosen(router: Router, pool: PoolView, session: str, **more: Any) -> i
 
 
 def homes(router: Router, pool: PoolView) -> dict[str, tuple[int, int]]:
-    """The worker and the rank of every session, while nothing runs."""
+    """Return the worker and the rank of every session, while nothing runs."""
 
     async def ask() -> dict[str, tuple[int, int]]:
         routes = {session: await router.route(asked(session), pool) for session in SESSIONS}

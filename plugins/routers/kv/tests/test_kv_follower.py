@@ -65,7 +65,7 @@ class Engine:
         return self._event(KvStored(blocks=new, parent_hash=parent)) if new else None
 
     def evict(self, draw: random.Random) -> KvEvent | None:
-        """Of all blocks that nothing follows, one; as caches do that never evict from the middle."""
+        """Evict one of the blocks that nothing follows, as caches do that never evict from the middle."""
         leaves = [
             name for name, prefix in self.held.items() if not any(other[:-1] == prefix for other in self.held.values())
         ]
@@ -167,7 +167,7 @@ class FollowerMachine(RuleBasedStateMachine):
 
     @rule()
     def everything_arrives(self) -> None:
-        """And one event more on each rank, which shows whether the last ones were lost."""
+        """Send one more event on each rank, which shows whether the last ones were lost."""
         for engine in self.engines:
             self.tell(engine.prompt([9, engine.number]))
         if self.answer is not None:

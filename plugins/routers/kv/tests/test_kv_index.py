@@ -24,7 +24,7 @@ def chain_of(prompt: list[int]) -> list[int]:
 
 
 def named(prompt: list[int], salt: int = 0) -> list[int]:
-    """The names that an engine has for the blocks of a prompt: not the hashes that routers use."""
+    """Return the names that an engine has for the blocks of a prompt: not the hashes that routers use."""
     return [hash((salt, tuple(prompt[: depth + 1]))) % 2**64 for depth in range(len(prompt))]
 
 

@@ -27,8 +27,10 @@ def overlap(index: KvIndex, rank: Rank, prompt: list[int]) -> int:
 
 
 class GuessMachine(RuleBasedStateMachine):
-    """The model: of each rank, every prefix with its time and turn of last use; the oldest go first, the deepest of
-    one prompt before the others."""
+    """The model: of each rank, every prefix with its time and turn of last use.
+
+    The oldest go first, the deepest of one prompt before the others.
+    """
 
     def __init__(self) -> None:
         super().__init__()

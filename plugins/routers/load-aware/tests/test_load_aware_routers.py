@@ -83,7 +83,7 @@ async def draw(
 
 
 def assert_even(counts: Counter[Any], kinds: int, times: int) -> None:
-    """Every kind came about as often as it should: within six standard deviations, with a fixed seed besides."""
+    """Assert that every kind came about as often as it should: within six standard deviations, with a fixed seed."""
     share = times / kinds
     deviation = (share * (1 - 1 / kinds)) ** 0.5
     assert len(counts) == kinds

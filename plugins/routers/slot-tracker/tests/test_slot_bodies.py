@@ -81,7 +81,7 @@ def test_a_number_above_64_bits_is_named() -> None:
 
 
 def addition(*fields: str) -> str:
-    """The text of an `/add` that is complete, with these fields after its own."""
+    """Return the text of an `/add` that is complete, with these fields after its own."""
     own = ['"model_name":"m"', '"request_id":"r"', '"worker_id":7', '"dp_rank":0', '"sequence_hashes":[1]']
     return "{" + ",".join([*own, *fields]) + "}"
 

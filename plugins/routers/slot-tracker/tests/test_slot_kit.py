@@ -14,7 +14,7 @@ from dynamo_testing.router_kit import RouterFactory, RouterKit
 
 
 def _unknown(router: Router) -> int:
-    """Requests that the service is still to be told of."""
+    """Return requests that the service is still to be told of."""
     reservations = cast(SlotTrackerRouter, router)._reservations
     return len(reservations.unknown) + reservations._changed.qsize() + reservations.pending
 

@@ -14,7 +14,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def table(header: str) -> dict[str, tuple[str, str]]:
-    """Default and meaning by name."""
+    """Return default and meaning by name."""
     rows = README.partition(f"| {header} | Default | Meaning |\n| --- | --- | --- |\n")[2].partition("\n\n")[0]
     return {
         name: (default.strip("`"), meaning)

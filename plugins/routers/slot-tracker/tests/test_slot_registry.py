@@ -35,7 +35,7 @@ def key_of(request_id: str, model: str = "m", tenant: str = "default") -> Reques
 
 
 def common(one: list[int], other: list[int]) -> int:
-    """With how many equal numbers both begin."""
+    """Return with how many equal numbers both begin."""
     count = 0
     for left, right in zip(one, other, strict=False):
         if left != right:
@@ -101,7 +101,7 @@ class RegistryModel(RuleBasedStateMachine):
         self.swept = self.clock.now
 
     def arrive(self) -> None:
-        """Whoever calls does the sweep that is due."""
+        """Do the sweep that is due."""
         if self.clock.now >= self.swept + 30:
             self.swept = self.clock.now
             self.reference.forget(self.clock.now - 300)

@@ -125,7 +125,7 @@ class Replica:
 
 
 async def listens(listener: Replica, teller: Replica) -> None:
-    """Connects, and returns once what the teller says arrives."""
+    """Connect, and return once what the teller says arrives."""
     listener.sync.add_peer(teller.sync.endpoint)
     number = 0
     before = listener.sync.replication.counts.applied
@@ -140,7 +140,7 @@ async def listens(listener: Replica, teller: Replica) -> None:
 
 
 async def two(replica: Make) -> tuple[Replica, Replica]:
-    """Two replicas that see gaps, the second of which listens to the first."""
+    """Return two replicas that see gaps, the second of which listens to the first."""
     teller, listener = replica(gaps=True), replica(gaps=True)
     await listens(listener, teller)
     return teller, listener
@@ -179,7 +179,7 @@ class Stranger:
         await self.subscription()
 
     async def subscription(self) -> bytes:
-        """The next topic that the listener subscribes to."""
+        """Return the next topic that the listener subscribes to."""
         return await asyncio.to_thread(self._socket.recv)
 
     def send(self, *frames: bytes) -> None:
@@ -202,7 +202,7 @@ class Stranger:
 
 @pytest.fixture
 async def heard(replica: Make) -> AsyncIterator[tuple[Replica, Stranger]]:
-    """A replica that looks for gaps, and a stranger that it listens to."""
+    """Yield a replica that looks for gaps, and a stranger that it listens to."""
     listener = replica(gaps=True)
     stranger = Stranger(listener)
     await stranger.subscribed()
@@ -420,7 +420,7 @@ class Eavesdropper:
         self._socket.connect(teller.sync.endpoint)
 
     async def heard(self, number: int) -> list[tuple[bytes, dict[str, Any]]]:
-        """So many messages, which must come."""
+        """Return so many messages, which must come."""
         messages = []
         async with asyncio.timeout(10):
             for _ in range(number):
@@ -436,7 +436,7 @@ class Eavesdropper:
 
 
 async def heard_after(teller: Replica, topic: bytes, number: int) -> list[tuple[bytes, dict[str, Any]]]:
-    """The first messages about request `r` that a subscriber of the replica hears."""
+    """Return the first messages about request `r` that a subscriber of the replica hears."""
     listener = Eavesdropper(teller, topic)
     try:
         probe = 0

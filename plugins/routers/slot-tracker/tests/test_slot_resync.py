@@ -97,7 +97,7 @@ class Link:
         listener.hears.append(self)
 
     def deliver(self, number: int = 1_000_000) -> None:
-        """Lets some of it through, in order."""
+        """Let some of it through, in order."""
         for _ in range(min(number, len(self.wanted))):
             self.teller.replication.subscribed(self.wanted.popleft())
         for _ in range(min(number, len(self.waiting))):
@@ -107,13 +107,13 @@ class Link:
                 self.listener.replication.receive([topic, body])
 
     def break_off(self) -> None:
-        """All that is on its way is lost, as with the connection."""
+        """Lose all that is on its way, as with the connection."""
         self.waiting.clear()
         self.wanted.clear()
 
 
 def quiet(clock: Clock, links: list[Link], rounds: int = 6) -> None:
-    """Nothing is lost any more, and no client calls."""
+    """Stop losing messages, and let no client call."""
     for _ in range(rounds):
         clock.now += PATIENCE
         for link in links:
@@ -243,7 +243,7 @@ Pair = tuple[Node, Node, Link]
 
 @pytest.fixture
 def pair(clock: Clock) -> Pair:
-    """One that tells, one that listens, and what is between them."""
+    """Return one that tells, one that listens, and what is between them."""
     teller, listener = Node(clock), Node(clock)
     return teller, listener, Link(teller, listener)
 

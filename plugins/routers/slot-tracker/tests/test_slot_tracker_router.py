@@ -69,7 +69,7 @@ class House:
         return router
 
     async def running(self) -> SlotTrackerRouter:
-        """A router, and a service that knows the one worker of its pool."""
+        """Return a router, and a service that knows the one worker of its pool."""
         self.worker(1)
         await self.serve()
         router = await self.router()
@@ -77,7 +77,7 @@ class House:
         return router
 
     async def known(self) -> None:
-        """Returns once the service knows the workers of the pool."""
+        """Return once the service knows the workers of the pool."""
         await until(lambda: self.registered == set(self.pool.instances))
 
     @property
@@ -94,13 +94,13 @@ class House:
         }
 
     async def proxied(self) -> FaultProxy:
-        """A service, and a network before it that may fail."""
+        """Return a service, and a network before it that may fail."""
         service = await self.serve()
         proxy = FaultProxy("127.0.0.1", service.listener.port, framing=Raw())
         return await self._stack.enter_async_context(proxy)
 
     def elsewhere(self, worker_id: int, blocks: int, tokens: int = 0) -> None:
-        """A request that another client of the service placed."""
+        """Add a request that another client of the service placed."""
         assert self.service is not None
         self._numbers += 1
         self.service.registry.add(
@@ -478,7 +478,7 @@ async def test_workers_may_leave_while_the_service_is_asked(house: House) -> Non
 
 
 async def placed(house: House, router: SlotTrackerRouter, number: int) -> list[Any]:
-    """Requests of two blocks each that the service counts."""
+    """Return requests of two blocks each that the service counts."""
     reservations = []
     for one in range(number):
         prompt = list(range(100 * one, 100 * one + 8))
@@ -488,7 +488,7 @@ async def placed(house: House, router: SlotTrackerRouter, number: int) -> list[A
 
 
 async def hurry(router: SlotTrackerRouter) -> None:
-    """From now on the service is given up soon. Before, it has the time that a busy machine may need."""
+    """Give the service up soon from now on. Before, it has the time that a busy machine may need."""
     # A call whose answer is still under way would fail with its connection, and count as a service that is away.
     await router._reservations._changed.join()
     router._client._timeout = aiohttp.ClientTimeout(total=0.2)
@@ -496,7 +496,7 @@ async def hurry(router: SlotTrackerRouter) -> None:
 
 
 async def left_while_it_hangs(house: House, number: int, *, pause: float) -> tuple[FaultProxy, SlotTrackerRouter]:
-    """Requests that end while the service does not answer: the network before it, and their router."""
+    """Return requests that end while the service does not answer: the network before it, and their router."""
     house.worker(1)
     proxy = await house.proxied()
     router = await house.router(f"http://127.0.0.1:{proxy.port}", pause=pause)

@@ -115,7 +115,7 @@ class NatsBench(BrokerBench):
 
 @pytest.fixture(scope="session")
 def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
-    """The server that most tests share, each with a prefix of its own."""
+    """Yield the server that most tests share, each with a prefix of its own."""
     server = NatsServer(tmp_path_factory.mktemp("nats"))
     server.start()
     yield server
@@ -129,5 +129,5 @@ async def bench(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[NatsBe
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Every asynchronous test runs on both loops: their transports differ."""
+    """Run every asynchronous test on both loops: their transports differ."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

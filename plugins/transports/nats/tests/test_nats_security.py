@@ -23,7 +23,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def seed() -> tuple[str, str]:
-    """The seed of a user key, and its public half."""
+    """Return the seed of a user key, and its public half."""
     pair = nkeys.from_seed(nkeys.encode_seed(bytes(range(32)), nkeys.PREFIX_BYTE_USER))
     return bytes(pair.seed).decode(), bytes(pair.public_key).decode()
 
@@ -106,7 +106,7 @@ def test_secrets_do_not_show() -> None:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca.crt, and server and client certificates for 127.0.0.1 that it signed."""
+    """Return ca.crt, and server and client certificates for 127.0.0.1 that it signed."""
     return make_certificates(tmp_path_factory.mktemp("certificates"), server="IP:127.0.0.1", client="IP:127.0.0.1")
 
 

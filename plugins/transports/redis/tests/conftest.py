@@ -41,7 +41,7 @@ class RedisServer(BrokerServer):
         return True
 
     def ask(self, *words: str) -> Any:
-        """What the server answers, over a connection of its own."""
+        """Return what the server answers, over a connection of its own."""
         with redis.Redis(port=self.port) as client:
             return client.execute_command(*words)
 
@@ -50,7 +50,7 @@ class RedisServer(BrokerServer):
         return int(stats.get("cmdstat_publish", {"calls": 0})["calls"])
 
     def channels(self) -> list[bytes]:
-        """The channels with subscribers."""
+        """Return the channels with subscribers."""
         channels: list[bytes] = self.ask("PUBSUB", "CHANNELS")
         return channels
 
@@ -88,7 +88,7 @@ class _RedisSplitter:
 
 
 def _value(held: bytes, start: int) -> int:
-    """Where the value that begins at `start` ends; 0 if it is not whole."""
+    """Return where the value that begins at `start` ends; 0 if it is not whole."""
     end = held.find(b"\r\n", start) + 2
     if end < 2:
         return 0
@@ -131,7 +131,7 @@ class RedisBench(BrokerBench):
 
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
-    """The server that most tests share, each with a prefix of its own."""
+    """Yield the server that most tests share, each with a prefix of its own."""
     server = RedisServer(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server
@@ -145,5 +145,5 @@ async def bench(redis_server: RedisServer, tmp_path: Path) -> AsyncIterator[Redi
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Every asynchronous test runs on both loops: their transports differ."""
+    """Run every asynchronous test on both loops: their transports differ."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

@@ -157,7 +157,7 @@ async def test_a_connection_with_a_server_that_hangs_is_closed_at_once(bench: An
 
 
 def open_files() -> int:
-    """How many this process has, connections included."""
+    """Return how many this process has, connections included."""
     return len(os.listdir("/proc/self/fd"))
 
 

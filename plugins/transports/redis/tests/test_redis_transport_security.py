@@ -41,7 +41,7 @@ async def test_a_wrong_login_ends_the_start_at_once_and_is_not_told(bench: Any, 
 
 
 def acl() -> list[str]:
-    """The permissions that the page names."""
+    """Return the permissions that the page names."""
     found = re.search(r"ACL SETUSER dynamo (.*?)```", README, re.S)
     assert found is not None
     return found[1].replace("\\", " ").replace(">…", f">{SECRET}").split()
@@ -77,7 +77,7 @@ def test_secrets_do_not_show() -> None:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca.crt, and server and client certificates for 127.0.0.1 that it signed."""
+    """Return ca.crt, and server and client certificates for 127.0.0.1 that it signed."""
     return make_certificates(
         tmp_path_factory.mktemp("certificates"), server="IP:127.0.0.1", client="IP:127.0.0.1", other="DNS:elsewhere"
     )

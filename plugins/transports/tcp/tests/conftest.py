@@ -67,7 +67,7 @@ class End(asyncio.Protocol):
         self._send(carried)
 
     def carry(self, body: bytes) -> None:
-        """Sends a frame on that was held back."""
+        """Send a frame on that was held back."""
         self._send(self._spoilt(body))
 
     def _spoilt(self, body: bytes) -> list[bytes]:
@@ -141,7 +141,7 @@ class Wire:
             end.transport.abort()
 
     def spoil(self, body: bytes) -> bytes | None:
-        """What is carried of a frame."""
+        """Return what is carried of a frame."""
         if self.dead:
             return None
         message = msgspec.msgpack.decode(body)
@@ -163,14 +163,14 @@ class Wire:
                 await self.news.wait()
 
     def release(self) -> None:
-        """Carries what was held back."""
+        """Carry what was held back."""
         self.hold.clear()
         held, self.held = self.held, []
         for end, body in held:
             end.carry(body)
 
     def cut(self) -> None:
-        """Breaks every connection, as if a cable were pulled."""
+        """Break every connection, as if a cable were pulled."""
         for end in self.ends:
             if end.transport is not None:
                 end.transport.abort()
@@ -219,19 +219,19 @@ def strange(tmp_path_factory: pytest.TempPathFactory, authority: Authority) -> A
 
 @pytest.fixture
 def encrypted(authority: Authority) -> dict[str, Any]:
-    """Settings with which both ends show certificates."""
+    """Return settings with which both ends show certificates."""
     return {"tls": authority.issue("worker") | {"client_ca": str(authority.ca)}}
 
 
 @pytest.fixture
 def recorder() -> type[Recorder]:
-    """Makes sinks."""
+    """Make sinks."""
     return Recorder
 
 
 @pytest.fixture
 async def make_transport() -> AsyncIterator[Callable[..., TcpTransport]]:
-    """Makes transports that are closed at the end, the newest first."""
+    """Make transports that are closed at the end, the newest first."""
     made: list[TcpTransport] = []
 
     def make(metrics: Metrics | None = None, **options: Any) -> TcpTransport:
@@ -247,7 +247,7 @@ async def make_transport() -> AsyncIterator[Callable[..., TcpTransport]]:
 
 @pytest.fixture
 async def make_wire() -> AsyncIterator[Callable[[], Any]]:
-    """Makes wires that are closed at the end."""
+    """Make wires that are closed at the end."""
     made: list[Wire] = []
 
     async def make() -> Wire:
@@ -262,5 +262,5 @@ async def make_wire() -> AsyncIterator[Callable[[], Any]]:
 
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Every asynchronous test runs on both loops: their transports differ."""
+    """Run every asynchronous test on both loops: their transports differ."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}

@@ -28,7 +28,7 @@ QUICK = {"heartbeat": 0.1, "silence": 0.5, "connect_timeout": 0.5, "accept_timeo
 
 
 async def count(request: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
-    """So many tokens, and then nothing."""
+    """Yield so many tokens, and then nothing."""
 
     async def items() -> AsyncGenerator[LLMEngineOutput, None]:
         for token in range(request):

@@ -30,7 +30,7 @@ DROPPED = "dynamo_event_plane_dropped_total"
 
 
 async def through(wire: Any, make: Make, **options: Any) -> TcpTransport:
-    """A transport whose listener is reached through the wire."""
+    """Return a transport whose listener is reached through the wire."""
     bind = f"127.0.0.1:{free_port()}"
     transport = make(bind=bind, advertise=f"127.0.0.1:{wire.port}", **options)
     await transport.events().publisher("unused", await MemoryDiscovery(PluginConfig(), Metrics()).lease())

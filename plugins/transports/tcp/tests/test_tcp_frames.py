@@ -135,7 +135,7 @@ EXAMPLES: list[Any] = [
 
 
 def mutated(source: random.Random) -> bytes:
-    """One frame or several, with something wrong in most of them; sometimes only noise."""
+    """Return one frame or several, with something wrong in most of them; sometimes only noise."""
     kind = source.randrange(8)
     if kind == 0:
         return source.randbytes(source.randrange(1, 200))
@@ -194,7 +194,7 @@ def attach(link: Link) -> Drain:
 
 
 def connect(caller: CallerLink, listener: ListenerLink) -> None:
-    """The handshake of two links, without a socket."""
+    """Run the handshake of two links, without a socket."""
     challenges = listener._challenges[1]
     listener.data_received(
         messages.pack(messages.Hello(messages.MAGIC, 1, caller._address.nonce, caller._challenge, MEBIBYTE))
@@ -230,7 +230,7 @@ async def endless(limit: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOut
 
 
 async def batter(number: int, seed: int) -> int:
-    """Gives mutated frames to both ends of connections; how many connections that took."""
+    """Give mutated frames to both ends of connections; how many connections that took."""
     source = random.Random(seed)
     config = TcpConfig(max_frame_mb=1)
     registry = Registry(config, Gauge(), Gauge(), ConnectionLimiter(9, Gauge()))

@@ -61,7 +61,7 @@ class RawClient:
             return caller_decoder.decode(await self._reader.readexactly(length))
 
     async def farewell(self) -> str:
-        """Why the listener closed the connection, which it must have done."""
+        """Return why the listener closed the connection, which it must have done."""
         bye = await self.hear()
         assert isinstance(bye, Bye)
         async with asyncio.timeout(WAIT):
@@ -233,7 +233,7 @@ async def test_answers_do_not_pile_up_for_a_caller_that_asks_and_never_reads(mak
 
 
 def silent(address: str, number: int, *, said: bytes = b"", host: str = "127.0.0.1") -> list[socket.socket]:
-    """Connections that say this, and then nothing."""
+    """Return connections that say this, and then nothing."""
     there = Address.parse(address)
     made = []
     for _ in range(number):
@@ -243,7 +243,7 @@ def silent(address: str, number: int, *, said: bytes = b"", host: str = "127.0.0
 
 
 def is_open(connection: socket.socket) -> bool:
-    """Whether the other end has not closed it."""
+    """Return whether the other end has not closed it."""
     connection.setblocking(False)
     try:
         return connection.recv(1) != b""
@@ -254,7 +254,7 @@ def is_open(connection: socket.socket) -> bool:
 
 
 async def left(connections: list[socket.socket], number: int) -> list[socket.socket]:
-    """Those that are open, as soon as they are so few."""
+    """Return those that are open, as soon as they are so few."""
     await until(lambda: sum(map(is_open, connections)) <= number)
     return [one for one in connections if is_open(one)]
 

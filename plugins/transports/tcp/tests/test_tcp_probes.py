@@ -183,7 +183,7 @@ async def test_no_socket_is_left_behind_by_those_who_come_while_the_loop_is_bloc
 
 @pytest.fixture
 async def elsewhere() -> AsyncIterator[Elsewhere]:
-    """A worker in a process of its own."""
+    """Yield a worker in a process of its own."""
     process = await Elsewhere.start(TcpTransport, {}, lease_ttl=30.0)
     yield process
     await process.end()

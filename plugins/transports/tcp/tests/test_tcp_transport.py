@@ -36,7 +36,7 @@ BYTES = Endpoint("bytes", int, bytes)
 
 
 async def burst(count: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
-    """All tokens without ever waiting."""
+    """Yield all tokens without ever waiting."""
 
     async def items() -> AsyncGenerator[LLMEngineOutput, None]:
         for token in range(count):
@@ -61,7 +61,7 @@ async def through(wire: Any, served: Served) -> Instance:
 
 
 async def stepped(make_transport: Make, make_wire: Any) -> tuple[TcpTransport, Any, SteppedEngine, Instance]:
-    """A caller, a wire between it and a worker, the worker's engine and its record."""
+    """Return a caller, a wire between it and a worker, the worker's engine and its record."""
     wire, engine = await make_wire(), SteppedEngine()
     instance = await through(wire, await make_transport().serve(7, TOKENS, engine))
     return make_transport(), wire, engine, instance
@@ -205,7 +205,7 @@ async def test_a_caller_that_coalesces_gets_as_many_items_as_it_lets_wait(
 async def coalescing(
     make_transport: Make, make_wire: Any, recorder: Any, *, coalesce: int, steps: int
 ) -> tuple[Any, SteppedEngine, Any]:
-    """The wire, the engine and the sink of a call whose caller coalesces, after so many tokens."""
+    """Return the wire, the engine and the sink of a call whose caller coalesces, after so many tokens."""
     client, wire, engine, instance = await stepped(make_transport, make_wire)
     sink, ctx = recorder(), EngineContext("r")
     ctx.coalesce = coalesce

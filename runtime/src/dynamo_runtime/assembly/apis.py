@@ -1,4 +1,4 @@
-"""Several APIs on one listener: one frontend that is made of theirs."""
+"""A frontend that joins several APIs on one listener."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ApiSet(Frontend):
         self._frontends = [api(config, services) for api in self.APIS.values()]
 
     def routes(self) -> Iterable[HttpRoute]:
-        """The routes of all of them; those of one path in several forms are one route.
+        """Return the routes of all of them; those of one path in several forms are one route.
 
         Raises:
             ConfigError: two have the same.

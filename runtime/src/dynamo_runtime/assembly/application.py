@@ -31,7 +31,7 @@ class Application(AsyncResource):
     def __init__(
         self, loaded: LoadedSettings, role: Role | None = None, *, stopping: Callable[[], None] | None = None
     ) -> None:
-        """`stopping` is called when a worker begins to stop, for whatever reason."""
+        """Take as `stopping` the callback for a worker that begins to stop, for whatever reason."""
         self._settings = loaded.settings
         self.role = role or role_of(loaded.settings, None)
         self._plane = Plane(loaded, self.role)
@@ -71,18 +71,19 @@ class Application(AsyncResource):
         return self.frontend_process is not None and self.frontend_process.busy
 
     def doing(self) -> str:
-        """What it is at while it starts or stops, in a few words for the log. For any thread."""
+        """Return what it is at while it starts or stops, in a few words for the log. For any thread."""
         connecting = "" if self._stopped else self._plane.waits_for
         return connecting or self.worker_process.doing or self._stack.stage or self._phase
 
     async def start(self) -> None:
-        """Opens, then starts the workers; raises what either does."""
+        """Open, then start the workers; raise what either does."""
         await self.open()
         await self.start_workers()
 
     async def open(self) -> None:
-        """Opens the listeners, and connects. So a taken port is told before anything is waited for, and `/ready` can be
-        asked meanwhile.
+        """Open the listeners, and connect.
+
+        So a taken port is told before anything is waited for, and `/ready` can be asked meanwhile.
 
         Raises:
             ConfigError: an address cannot be bound.
@@ -102,7 +103,7 @@ class Application(AsyncResource):
             raise
 
     async def start_workers(self) -> None:
-        """Starts the engines.
+        """Start the engines.
 
         Raises:
             ConfigError: a model folder cannot be used.
@@ -117,22 +118,22 @@ class Application(AsyncResource):
             raise
 
     def interrupt(self) -> None:
-        """While the workers start: nothing further begins. An engine that is starting may finish, or be cancelled."""
+        """Begin nothing further while the workers start. An engine that is starting may finish, or be cancelled."""
         self.worker_process.interrupt()
 
     async def ready(self) -> None:
-        """Returns once requests can be answered; never in a process without a frontend."""
+        """Return once requests can be answered; never in a process without a frontend."""
         if self.frontend_process is None:
             await asyncio.Event().wait()
         else:
             await self.frontend_process.ready()
 
     async def failed(self) -> None:
-        """Returns when the process can no longer do what it is for and should be started anew."""
+        """Return when the process can no longer do what it is for and should be started anew."""
         await self.worker_process.lost()
 
     async def stop(self, *, grace: bool = True, hurried: bool = False) -> None:
-        """Stops everything in order: no new requests, running ones finish, then the workers. Safe twice.
+        """Stop everything in order: no new requests, running ones finish, then the workers. Safe twice.
 
         `hurried` does not wait for load balancers and late callers. Without `grace` running requests are cut. So they
         are when this is cancelled; everything is still closed.
@@ -154,7 +155,7 @@ class Application(AsyncResource):
             log.info("stopped")
 
     async def aclose(self) -> None:
-        """Stops at once: running requests are cut."""
+        """Stop at once: running requests are cut."""
         await self.stop(grace=False)
 
     async def _drain(self, frontend: FrontendProcess, grace: bool, hurried: bool) -> None:

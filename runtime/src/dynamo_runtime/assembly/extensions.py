@@ -1,4 +1,4 @@
-"""The extensions of a process: made, started and closed so that none of them fails a request or the process."""
+"""The extensions of a process: made, started and closed without failing a request or the process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLOSE_TIME: Final = 5.0
 
 
 class Provided(NamedTuple):
-    """What one extension sees of a frontend, and what ends those services that it leaves open."""
+    """One extension's view of a frontend, and the end of services that it leaves open."""
 
     view: FrontendView | None = None
     withdraw: Callable[[], None] = lambda: None
@@ -85,7 +85,7 @@ class Extensions(AsyncResource):
         return self._failures
 
     def routes(self, taken: Collection[tuple[str, str]]) -> list[HttpRoute]:
-        """The routes of all of them. One whose method and path are `taken` fails, and serves none."""
+        """Return the routes of all of them. One whose method and path are `taken` fails, and serves none."""
         routes: list[HttpRoute] = []
         used = set(taken)
         for name, extension in self._made.items():
@@ -113,14 +113,14 @@ class Extensions(AsyncResource):
             yield from plan.reconfigured(f"extensions.{name}", [extension])
 
     async def start(self) -> None:
-        """Starts those that have not failed yet, all at the same time."""
+        """Start those that have not failed yet, all at the same time."""
         async with asyncio.TaskGroup() as group:
             for name, extension in self._made.items():
                 if name not in self._failures:
                     group.create_task(self._start(name, extension))
 
     async def aclose(self) -> None:
-        """Closes all of them at the same time; none is waited for longer than `CLOSE_TIME`. Safe twice."""
+        """Close all of them at the same time; none is waited for longer than `CLOSE_TIME`. Safe twice."""
         made, self._made = self._made, {}
         async with asyncio.TaskGroup() as group:
             for name, extension in made.items():
@@ -152,7 +152,7 @@ class Extensions(AsyncResource):
             self._withdraw[name]()
 
     def _while_started(self, name: str, route: HttpRoute) -> HttpRoute:
-        """The route, as long as its extension runs."""
+        """Return the route, as long as its extension runs."""
         handler = route.handler
 
         async def handle(http: web.Request) -> web.StreamResponse:
@@ -167,7 +167,7 @@ class Extensions(AsyncResource):
         self._failures[name] = f"{what}: {error}" if str(error) else what
 
     def _report(self, name: str, reason: str) -> None:
-        """The extension says what is wrong with it; empty: nothing any more."""
+        """Record the fault that an extension reports of itself; empty: none any more."""
         if reason:
             log.error("extension %s: %s", name, reason)
             self._failures[name] = reason

@@ -94,7 +94,7 @@ class FrontendProcess:
         return any(listener.running for listener in self.parts.listeners.all)
 
     async def open(self) -> None:
-        """Opens the listeners: health and metrics are answered from here on, everything else with 503 until `start`.
+        """Open the listeners: health and metrics are answered from here on, everything else with 503 until `start`.
 
         A port that is shared is held at once, and joined when this process is ready: until then the others answer.
 
@@ -137,23 +137,23 @@ class FrontendProcess:
             listener.started()
 
     async def ready(self) -> None:
-        """Returns once every model of the config has enough workers, as /ready says it."""
+        """Return once every model of the config has enough workers, as /ready says it."""
         await self._models_ready()
         await self._joined.wait()
 
     def leave(self) -> None:
-        """Says on /ready, /live and /health that it goes, so that nothing more comes, and sends clients elsewhere."""
+        """Say on /ready, /live and /health that it goes, so that nothing more comes, and send clients elsewhere."""
         self.parts.health.shutting_down = True
         for listener in self.parts.listeners.all:
             listener.leave()
 
     async def drain(self, timeout: float) -> None:
-        """Stops accepting and lets running requests end for up to `timeout` seconds; what is left is cut."""
+        """Stop accepting and let running requests end for up to `timeout` seconds; what is left is cut."""
         await self._tasks.aclose()
         await asyncio.gather(*(listener.drain_and_close(timeout) for listener in self.parts.listeners.all))
 
     async def close_listeners(self) -> None:
-        """Closes whatever a drain that was cut short left open."""
+        """Close whatever a drain that was cut short left open."""
         await self._tasks.aclose()
         for listener in self.parts.listeners.all:
             await listener.aclose()
@@ -163,7 +163,7 @@ class FrontendProcess:
             await self.parts.models.changed()
 
     async def _join(self, public: Listener) -> None:
-        """Begins to accept on a shared port; in the end also without being ready, so that clients are told why."""
+        """Begin to accept on a shared port; in the end also without being ready, so that clients are told why."""
         try:
             async with asyncio.timeout(JOIN_WAIT):
                 await self._models_ready()
@@ -175,7 +175,7 @@ class FrontendProcess:
     # Reloading.
 
     def standing(self) -> list[Standing]:
-        """What was set through the API."""
+        """Return what was set through the API."""
         rows = self.parts.thresholds.rows()
         return [Standing(f"admission.models.{model}.{name}", value) for model, name, value in rows]
 

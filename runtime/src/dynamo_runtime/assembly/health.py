@@ -1,4 +1,4 @@
-"""What /health and /ready say of this process."""
+"""The answers of /health and /ready for this process."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Health:
         self.shutting_down = False
 
     def instances(self) -> Sequence[Instance]:
-        """The workers that can be routed to."""
+        """Return the workers that can be routed to."""
         return self._models.instances()
 
     def failures(self) -> Mapping[str, str]:
-        """What is wrong with extensions, by name."""
+        """Return what is wrong with extensions, by name."""
         return self._failures()
 
     def readiness(self) -> tuple[bool, str]:
-        """Ready once all is connected, discovery's snapshot is in, and the models have enough workers of every role.
+        """Return ready once all is connected, the snapshot is in, and the models have enough workers of every role.
 
         These are the models of the config, or else any one model.
         """

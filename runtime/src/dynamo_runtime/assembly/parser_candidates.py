@@ -1,4 +1,4 @@
-"""The parsers that `auto` may choose from: those of our distribution, and of modules that the config names."""
+"""The parsers that `auto` may choose from: our distribution's, and those of modules that the config names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def find_candidates(settings: Settings, loader: PluginLoader) -> Candidates:
-    """Loads them. A worker starts without: a plugin that cannot be loaded is left out, and the log says so."""
+    """Load them. A worker starts without: a plugin that cannot be loaded is left out, and the log says so."""
     try:
         own = loader.find(TOOL_PARSER, AUTO_PARSER)
     except PluginError as error:

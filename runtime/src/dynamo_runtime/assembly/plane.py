@@ -1,4 +1,4 @@
-"""What every process has, whatever its role: plugins, metrics, transport, event plane, discovery."""
+"""The base of every process, whatever its role: plugins, metrics, transport, event plane, discovery."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Plane:
         return self._events.events()
 
     def announce(self, hook: str, **arguments: object) -> None:
-        """Tells the listeners of a hook."""
+        """Tell the listeners of a hook."""
         self.loader.hooks.announce(hook, **arguments)
 
     @property
@@ -67,14 +67,14 @@ class Plane:
         yield from plan.reconfigured("discovery", [self.discovery])
 
     def rows(self) -> Sequence[tuple[str, Any, str]]:
-        """The settings in force; see `dynamo_core.contracts.extension.SettingsReport`."""
+        """Return the settings in force; see `dynamo_core.contracts.extension.SettingsReport`."""
         return self._shown.rows()
 
     def _show(self, loaded: LoadedSettings) -> None:
         self._shown = loaded
 
     async def start(self, stack: ClosingStack) -> None:
-        """Connects to whatever the planes need; `stack` closes them."""
+        """Connect to whatever the planes need; `stack` closes them."""
         await stack.enter(self.transport).start()
         if self._events is not self.transport:
             self._starting = ("events", self._events)
@@ -85,5 +85,5 @@ class Plane:
 
 
 def _picked(role: Role) -> tuple[str, ...]:
-    """The workers whose engines are plugins."""
+    """Return the workers whose engines are plugins."""
     return () if role.hosted is not None else role.workers

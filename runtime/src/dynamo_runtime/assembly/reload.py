@@ -1,4 +1,4 @@
-"""Reloading: the settings are read again, and what changed in them is applied while the process runs, or nothing is.
+"""Reloading: read the settings again and apply all changes while the process runs, or none.
 
 Each process prepares first: it loads, validates and compares, and makes all that could fail. Only then it applies.
 """
@@ -52,7 +52,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class ProcessResult(msgspec.Struct, frozen=True):
-    """What a reload was for one process."""
+    """The result of a reload in one process."""
 
     name: str
     pid: int | None
@@ -61,7 +61,7 @@ class ProcessResult(msgspec.Struct, frozen=True):
 
 
 class ReloadReport(msgspec.Struct, frozen=True):
-    """What a reload has done, or would do.
+    """The result of a reload, or of a dry run.
 
     Good are ``unchanged``, ``checked`` (a dry run) and ``applied``. Else the settings are ``invalid``, changes were
     ``refused`` as they need a restart, it could not be done now (``busy``), or a process could not apply it
@@ -92,13 +92,13 @@ class Step(NamedTuple):
 
 
 def switch(name: str, take: Callable[[T], Awaitable[None] | None], old: T, new: T) -> Step:
-    """The step of a part that takes its settings with one call."""
+    """Return the step of a part that takes its settings with one call."""
     return Step(name, partial(take, new), partial(take, old))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A reload that is valid: what changes, and how it is applied."""
+    """A valid reload: its changes, and how they are applied."""
 
     before: LoadedSettings
     loaded: LoadedSettings
@@ -108,11 +108,11 @@ class Plan:
     steps: Sequence[Step] = ()
 
     def touches(self, section: str) -> bool:
-        """Whether a key of a section changes, or the section itself where it is one key."""
+        """Return whether a key of a section changes, or the section itself where it is one key."""
         return any(change.key == section or change.key.startswith(f"{section}.") for change in self.changes)
 
     def reconfigured(self, section: str, plugins: Iterable[Plugin]) -> Iterator[Step]:
-        """The steps of the objects of one plugin."""
+        """Yield the steps of the objects of one plugin."""
         if section in self.configs:
             for plugin in plugins:
                 yield switch(section, plugin.reconfigure, *self.configs[section])
@@ -130,7 +130,7 @@ class Reloadable(Protocol):
     """A part of a process that takes new settings."""
 
     def reload_steps(self, plan: Plan) -> Iterator[Step]:
-        """How it does. Whatever may fail is made here.
+        """Return how it does. Whatever may fail is made here.
 
         Raises:
             ConfigError: the settings cannot be used.
@@ -138,7 +138,7 @@ class Reloadable(Protocol):
 
 
 def read_plan(loaded: LoadedSettings, resolved: Resolved, role: Role) -> Plan:
-    """Reads the settings again and compares them, without steps. Reads files: for a thread.
+    """Read the settings again and compare them, without steps. Reads files: for a thread.
 
     Raises:
         ConfigError: they are wrong.
@@ -161,7 +161,7 @@ def read_plan(loaded: LoadedSettings, resolved: Resolved, role: Role) -> Plan:
 
 
 def _concerns(role: Role, key: str) -> bool:
-    """Whether a process goes by a key."""
+    """Return whether a process goes by a key."""
     section, _, rest = key.partition(".")
     if section == "workers":
         return role.whole or rest.partition(".")[0] in role.workers
@@ -169,7 +169,10 @@ def _concerns(role: Role, key: str) -> bool:
 
 
 class Reloader:
-    """Reloads the settings of one process: those of the parts that take some."""
+    """The reloader of one process's settings.
+
+    `parts` take new settings; `standing` lists values set through the API.
+    """
 
     def __init__(
         self, loaded: LoadedSettings, resolved: Resolved, role: Role, parts: Sequence[Reloadable] = ()
@@ -189,7 +192,7 @@ class Reloader:
         self._parts, self.standing = parts, standing
 
     async def prepare(self) -> Plan:
-        """Reads and validates everything; changes nothing.
+        """Return reads and validates everything; change nothing.
 
         Raises:
             ConfigError: the settings are wrong, or could not be read in time.
@@ -205,7 +208,7 @@ class Reloader:
         return replace(plan, steps=steps)
 
     async def apply(self, plan: Plan) -> None:
-        """Applies it all. Where a part fails, all that had taken the new settings take the former ones back.
+        """Apply it all. Where a part fails, all that had taken the new settings take the former ones back.
 
         Raises:
             DynamoError: a part failed; the message says which, and why.
@@ -246,7 +249,7 @@ class Reload(Protocol):
     """Reloads the settings of all processes that belong together."""
 
     async def __call__(self, dry_run: bool) -> ReloadReport:
-        """Checks, and without `dry_run` applies, what the files say now."""
+        """Check, and without `dry_run` applies, what the files say now."""
 
 
 class ReloadSwitch:
@@ -281,7 +284,7 @@ class OneReload(AsyncResource):
         return await asyncio.shield(self._tasks.spawn(self._reported(dry_run), name="reload settings"))
 
     async def aclose(self) -> None:
-        """Cuts the reload that is under way."""
+        """Cut the reload that is under way."""
         await self._tasks.aclose()
 
     async def _reported(self, dry_run: bool) -> ReloadReport:
@@ -292,7 +295,7 @@ class OneReload(AsyncResource):
 
 
 def tell(report: ReloadReport) -> None:
-    """Logs what a reload has come to."""
+    """Log what a reload has come to."""
     if report.good:
         keys = ", ".join(change.key for change in report.changes)
         log.info("the settings were read again: %s", f"applied {keys}" if keys else "nothing has changed")
@@ -301,7 +304,7 @@ def tell(report: ReloadReport) -> None:
 
 
 async def reload_here(reloader: Reloader, name: str, dry_run: bool) -> ReloadReport:
-    """Reloads one process that runs by itself."""
+    """Reload one process that runs by itself."""
     try:
         plan = await reloader.prepare()
     except ConfigError as error:

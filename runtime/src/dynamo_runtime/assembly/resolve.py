@@ -1,4 +1,4 @@
-"""From settings to plugins: loads every plugin the settings name and validates its own settings."""
+"""Resolution of settings to plugins: load every named plugin and validate its own settings."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PluginT_co = TypeVar("PluginT_co", bound=Plugin, covariant=True)
 
 
 class Named(NamedTuple):
-    """A plugin that the settings name: where, of which kind, and how it is called."""
+    """A plugin that the settings name: its place, kind and name."""
 
     section: str
     kind: str
@@ -77,7 +77,7 @@ class Picked(Generic[PluginT_co]):
     inner: Picked[PluginT_co] | None = None
 
     def chain(self) -> Iterator[Picked[PluginT_co]]:
-        """The plugin and those that it wraps, from the outside in."""
+        """Yield the plugin and those that it wraps, from the outside in."""
         picked: Picked[PluginT_co] | None = self
         while picked is not None:
             yield picked
@@ -85,7 +85,7 @@ class Picked(Generic[PluginT_co]):
 
 
 class PickedExtension(NamedTuple):
-    """An extension that runs in this process: what the config calls it, in which role, and its plugin."""
+    """An extension of this process: its name in the config, its role, and its plugin."""
 
     name: str
     role: str
@@ -113,7 +113,7 @@ class Resolved:
     response_store: Picked[ResponseStore] | None = None
 
     def __iter__(self) -> Iterator[Picked[Any]]:
-        """Every plugin that is picked."""
+        """Yield every plugin that is picked."""
         routers = () if self.router is None else self.router.chain()
         single = (
             self.frontend,
@@ -130,7 +130,7 @@ class Resolved:
 
 
 def named_plugins(settings: Settings) -> Iterator[Named]:
-    """Every plugin that the settings name, in the order of a request's way, the listeners last."""
+    """Yield every plugin that the settings name, in the order of a request's way, the listeners last."""
     yield Named("frontend", FRONTEND_KIND, settings.frontend.use)
     if settings.frontend.response_store.use is not None:
         yield Named(RESPONSE_STORE, "response_store", settings.frontend.response_store.use)
@@ -155,7 +155,7 @@ def named_plugins(settings: Settings) -> Iterator[Named]:
 
 
 def _chain(named: Named, options: Mapping[str, Any]) -> Iterator[Named]:
-    """The plugin of a section and those that it wraps, from the outside in."""
+    """Yield the plugin of a section and those that it wraps, from the outside in."""
     yield named
     below = options.get(NESTED)
     if isinstance(below, Mapping) and isinstance(below.get("use"), str):
@@ -165,7 +165,7 @@ def _chain(named: Named, options: Mapping[str, Any]) -> Iterator[Named]:
 def resolve(
     loaded: LoadedSettings, loader: PluginLoader, *, frontend: bool = True, workers: Collection[str] | None = None
 ) -> Resolved:
-    """Loads the plugins that the settings name, the listeners too, and validates the settings of each.
+    """Load the plugins that the settings name, the listeners too, and validate the settings of each.
 
     A process that is only a frontend, or only some workers (by default it is all of them), loads only what it runs: the
     engines need not be installed where the frontend is. Nothing is constructed or started.
@@ -222,7 +222,7 @@ def resolve(
 
 
 def _pick(named: Named, cls: type[Plugin], loaded: LoadedSettings, loader: PluginLoader) -> Picked[Any]:
-    """The plugin with its settings, and the one that it wraps."""
+    """Return the plugin with its settings, and the one that it wraps."""
     try:
         config = loaded.plugin_config(named.section, cls.Config)
     except ConfigError as error:
@@ -240,7 +240,7 @@ def _pick(named: Named, cls: type[Plugin], loaded: LoadedSettings, loader: Plugi
 
 
 def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> type[Plugin] | None:
-    """Loads one plugin that the settings name: its class, or None if it only listens.
+    """Load one plugin that the settings name: its class, or None if it only listens.
 
     Raises:
         PluginError: it is missing or broken; the message begins with the location that asks for it.
@@ -308,7 +308,7 @@ def _place(loaded: LoadedSettings, key: str) -> str:
 
 
 def store_remark(resolved: Resolved, processes: int) -> str:
-    """What operators should know of a response store that is unused or not shared; empty if all is well."""
+    """Return what operators should know of a response store that is unused or not shared; empty if all is well."""
     store = resolved.response_store
     if store is not None and resolved.frontend is not None and not resolved.frontend.cls.USES_RESPONSE_STORE:
         return f"no API that is served uses the response store {store.name!r}: add {{use: responses}} to frontend"
@@ -386,7 +386,7 @@ def _check_workers(loaded: LoadedSettings, resolved: Resolved) -> None:
 
 
 def _folder_fault(folder: Path) -> str | None:
-    """What is wrong with a model folder, as far as a look from outside tells."""
+    """Return what is wrong with a model folder, as far as a look from outside tells."""
     try:
         if not folder.is_dir():
             return "is not a folder" if folder.exists() else "does not exist"
@@ -406,7 +406,7 @@ def _check_listeners(loaded: LoadedSettings) -> None:
 
 
 def check_access(loaded: LoadedSettings) -> None:
-    """Looks at certificates and keys, so that what is wrong with them is told before anything uses them.
+    """Look at certificates and keys, so that what is wrong with them is told before anything uses them.
 
     Raises:
         ConfigError: a file or a key cannot be used, or nothing uses it; the message begins with its location.
@@ -431,7 +431,7 @@ def check_access(loaded: LoadedSettings) -> None:
 
 @contextmanager
 def _placed(loaded: LoadedSettings) -> Iterator[None]:
-    """Puts the origin of a key in front of errors that begin with the key."""
+    """Put the origin of a key in front of errors that begin with the key."""
     try:
         yield
     except ConfigError as error:
@@ -441,13 +441,13 @@ def _placed(loaded: LoadedSettings) -> Iterator[None]:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Whether two addresses to listen on share one. Names other than ``localhost`` are not looked up."""
+    """Return whether two addresses to listen on share one. Names other than ``localhost`` are not looked up."""
     hosts = {"127.0.0.1" if host == "localhost" else host.strip("[]") for host in (one, other)}
     return len(hosts) == 1 or ("0.0.0.0" in hosts and not any(":" in host for host in hosts))
 
 
 async def load_parsers(loader: PluginLoader, card: ModelCard, files: Mapping[str, bytes]) -> Parsers:
-    """Loads the parsers that a card names, for the model that has these files.
+    """Load the parsers that a card names, for the model that has these files.
 
     Raises:
         PluginError: one is not installed or is broken.

@@ -1,4 +1,4 @@
-"""What one process is: everything, a frontend, or one replica of one worker."""
+"""The role of a process: everything, a frontend, or one replica of one worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WORKERS = "workers."
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """An engine that was made elsewhere and is handed over, and what it was told of its worker."""
+    """An engine that was made elsewhere and is handed over, with the settings of its worker."""
 
     engine: LLMEngine
     config: WorkerConfig
@@ -57,7 +57,9 @@ class Role:
 
 
 def role_of(settings: Settings, only: str | None, replica: int | None = None) -> Role:
-    """The role that ``--only`` asks for; without it, everything. Several frontends are one only with its `replica`.
+    """Return the role that ``--only`` asks for; without it, everything.
+
+    Several frontends are one only with its `replica`.
 
     Raises:
         ConfigError: there is no such part.
@@ -77,5 +79,5 @@ def role_of(settings: Settings, only: str | None, replica: int | None = None) ->
 
 
 def role_for(hosted: Hosted) -> Role:
-    """The role of a process that runs one engine which was handed over."""
+    """Return the role of a process that runs one engine which was handed over."""
     return Role(False, (hosted.config.worker,), hosted.config.replica, hosted)

@@ -1,4 +1,4 @@
-"""Makes the routers of pools, with those that they wrap, and has them take new settings."""
+"""The factory of routers, with those that they wrap, and their new settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RouterMaker:
         self._inner: WeakKeyDictionary[Router, list[tuple[str, Router]]] = WeakKeyDictionary()
 
     def make(self, services: RouterServices) -> Router:
-        """The router of a pool."""
+        """Return the router of a pool."""
         inside: list[tuple[str, Router]] = []
         router = self._make(self._outer, services, inside)
         self._inner[router] = inside
@@ -45,7 +45,7 @@ class RouterMaker:
         return picked.cls(picked.config, replace(services, inner=inner))
 
     def reload_steps(self, plan: Plan, routers: Callable[[], Iterable[Router]]) -> Iterator[Step]:
-        """How the routers of all pools, and those inside, take new settings."""
+        """Yield how the routers of all pools, and those inside, take new settings."""
         for section in self._picked:
             if section in plan.configs:
                 yield switch(section, partial(self._reconfigure, section, routers), *plan.configs[section])

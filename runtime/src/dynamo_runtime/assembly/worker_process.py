@@ -37,7 +37,7 @@ class WorkerProcess:
     """Made from a plane and a role; `open` and `start` after the plane's, `stop` before it is closed."""
 
     def __init__(self, plane: Plane, role: Role, *, stopping: Callable[[], None] | None = None) -> None:
-        """`stopping` is called when a worker begins to stop, for whatever reason."""
+        """Take as `stopping` the callback for a worker that begins to stop, for whatever reason."""
         self._plane = plane
         self._stopping = stopping
         self._interrupted = False
@@ -56,7 +56,7 @@ class WorkerProcess:
         self._system = None if role.whole else self._make_system(role)
 
     async def open(self, stack: ClosingStack) -> None:
-        """Opens the system listener, if there is one; `stack` closes it.
+        """Open the system listener, if there is one; `stack` closes it.
 
         Raises:
             ConfigError: its address cannot be bound.
@@ -66,7 +66,7 @@ class WorkerProcess:
             log.info("health and metrics of this process are at %s", self._system.url)
 
     async def start_extensions(self, stack: ClosingStack) -> None:
-        """Starts what runs beside the workers; `stack` closes it."""
+        """Start what runs beside the workers; `stack` closes it."""
         await stack.enter(self._extensions).start()
 
     def failures(self) -> Mapping[str, str]:
@@ -74,7 +74,7 @@ class WorkerProcess:
         return self._extensions.failures
 
     async def start(self) -> None:
-        """Starts the workers one after the other; none after `interrupt`.
+        """Start the workers one after the other; none after `interrupt`.
 
         Raises:
             ConfigError: a model folder cannot be used.
@@ -87,7 +87,7 @@ class WorkerProcess:
             await worker.start(system_url=url)
 
     def interrupt(self) -> None:
-        """While the workers start: an engine that is starting may finish and is stopped, nothing further begins."""
+        """Begin nothing further while the workers start; an engine that is starting may finish and is stopped."""
         self._interrupted = True
         for worker in self.workers:
             worker.interrupt()
@@ -98,15 +98,15 @@ class WorkerProcess:
         return not self._interrupted and any(worker.starting for worker in self.workers)
 
     def endpoints(self) -> dict[str, bool]:
-        """Each worker's endpoint, and whether it serves."""
+        """Return each worker's endpoint, and whether it serves."""
         return {worker.endpoint: worker.ready for worker in self.workers}
 
     def states(self) -> dict[str, str]:
-        """Each registered worker's endpoint, and the state that operators have set."""
+        """Return each registered worker's endpoint, and the state that operators have set."""
         return {worker.endpoint: worker.instance.state_name for worker in self.workers if worker.instance is not None}
 
     def readiness(self) -> tuple[bool, str]:
-        """Ready once all is connected and every worker is registered, while their engines answer."""
+        """Return ready once all is connected and every worker is registered, while their engines answer."""
         reasons = [worker.unready for worker in self.workers if not worker.ready]
         if not reasons:
             return True, "ready"
@@ -118,7 +118,7 @@ class WorkerProcess:
         return "; ".join(filter(None, (worker.doing for worker in self.workers)))
 
     async def lost(self) -> None:
-        """Returns when a worker can serve no more, for good: its engine is dead, or no frontend will find it."""
+        """Return when a worker can serve no more, for good: its engine is dead, or no frontend will find it."""
         if not self.workers:
             await asyncio.Event().wait()
         waiting = [self._tasks.spawn(worker.lost(), name="watch-lease") for worker in self.workers]
@@ -135,7 +135,7 @@ class WorkerProcess:
         yield from self._extensions.reload_steps(plan)
 
     async def stop(self, grace: bool, *, hurried: bool = False) -> None:
-        """Stops all workers at once; being cancelled takes them the patience, not the steps."""
+        """Stop all workers at once; being cancelled takes them the patience, not the steps."""
         stopping = [
             self._tasks.spawn(worker.stop(grace=grace, hurried=hurried), name="stop-worker") for worker in self.workers
         ]
@@ -189,7 +189,7 @@ class WorkerProcess:
         )
 
     def _parsers_for(self, config: WorkerConfig) -> Candidates:
-        """What `auto` may choose from, loaded where a worker needs it."""
+        """Return what `auto` may choose from, loaded where a worker needs it."""
         if AUTO_PARSER not in (config.tool_call_parser, config.reasoning_parser):
             return Candidates()
         if self._candidates is None:
@@ -217,7 +217,7 @@ class WorkerProcess:
 
 
 def health_check(settings: WorkerSettings, config: WorkerConfig) -> HealthCheck | None:
-    """How the worker is probed, if it is. What a program says of the payload wins over the settings."""
+    """Return how the worker is probed, if it is. What a program says of the payload wins over the settings."""
     check = settings.health_check
     if not check.enabled:
         return None
@@ -226,7 +226,7 @@ def health_check(settings: WorkerSettings, config: WorkerConfig) -> HealthCheck 
 
 
 def worker_config(namespace: str, name: str, settings: WorkerSettings, replica: int) -> WorkerConfig:
-    """What the engine of one replica is told."""
+    """Return what the engine of one replica is told."""
     mode = DisaggregationMode(settings.disaggregation_mode)
     # Prefill workers stand apart, so that no request for `backend` is sent to one.
     component = settings.component or ("prefill" if mode is DisaggregationMode.PREFILL else "backend")

@@ -54,7 +54,7 @@ class WorkerRoutes:
         self._call = call
 
     def routes(self) -> Iterable[HttpRoute]:
-        """All of them, on the operators' listener."""
+        """Return all of them, on the operators' listener."""
         admin = ListenerName.ADMIN
         one = f"{PATH}/{{id}}"
         act = partial(HttpRoute, "POST", listener=admin, acts=True)
@@ -95,7 +95,7 @@ class WorkerRoutes:
         return handle
 
     async def _entry(self, worker: _Worker) -> dict[str, Any]:
-        """What is known of a worker: its records, and what it reports if it does."""
+        """Return what is known of a worker: its records, and what it reports if it does."""
         card, instance = worker
         try:
             report = await self._ask(instance, WorkerStateRequest(), REPORT_TIMEOUT)
@@ -113,7 +113,7 @@ class WorkerRoutes:
         return self._models.workers()
 
     def _find(self, text: str) -> _Worker:
-        """The worker that is meant by its id, or by its name and the number of its replica."""
+        """Return the worker that is meant by its id, or by its name and the number of its replica."""
         found = [pair for pair in self._workers() if text.lower() in _names(pair[1])]
         if not found:
             replicas = sorted(_names(one)[1] for _, one in self._workers() if one.worker.lower() == text.lower())
@@ -125,7 +125,7 @@ class WorkerRoutes:
         return found[0]
 
     async def _follow(self, instance_id: int, state: str) -> None:
-        """Returns once this frontend goes by the new state, or the worker has gone, or it takes too long."""
+        """Return once this frontend goes by the new state, or the worker has gone, or it takes too long."""
         try:
             async with asyncio.timeout(FOLLOW):
                 while any(one.instance_id == instance_id and one.state != state for _, one in self._models.workers()):

@@ -1,4 +1,4 @@
-"""``dynamo check``: everything that can be known before the start."""
+"""``dynamo check``: check everything that can be known before the start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXPOSED = "exposed to the network"
 def command(as_json: bool, **options: Any) -> None:
     """Load a config and its plugins without starting anything.
 
-    Prints what would run: each stage with its plugin, each listener with its reachability, the parsers of each worker's
+    Print what would run: each stage with its plugin, each listener with its reachability, the parsers of each worker's
     model with the reason for them, unless its engine gives text; the forms that its chat template reads; and what
     plugins remark on their settings. Exit code 2, with one line that says what is wrong, if the config could not be
     served.
@@ -58,7 +58,7 @@ def describe(settings: Settings, resolved: Resolved, loader: PluginLoader) -> di
 
 
 def exposure(host: str) -> str:
-    """The reachability of a listener on this address. A name other than ``localhost`` counts as exposed."""
+    """Return the reachability of a listener on this address. A name other than ``localhost`` counts as exposed."""
     try:
         inside = ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

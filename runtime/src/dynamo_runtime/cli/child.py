@@ -1,4 +1,4 @@
-"""Where a process begins that ``dynamo serve`` supervises.
+"""The entry point of a process that ``dynamo serve`` supervises.
 
 Ctrl-C reaches the whole process group, and the supervisor passes it on, in order. So it is ignored here before anything
 else is imported, which takes a while.
@@ -8,7 +8,7 @@ import signal
 
 
 def main() -> None:
-    """Runs the command."""
+    """Run the command."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from dynamo_runtime.cli.main import main as command
 

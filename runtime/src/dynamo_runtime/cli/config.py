@@ -1,4 +1,4 @@
-"""``dynamo config``: the settings in force, where they come from, and their schema."""
+"""``dynamo config``: show the settings in force, their origins, and their schema."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def schema(**options: Any) -> None:
 
 
 def plugin_models(loaded: LoadedSettings) -> dict[str, type[PluginConfig]]:
-    """The settings model of each plugin section, by the section's path as `config_schema` takes it."""
+    """Return the settings model of each plugin section, by the section's path as `config_schema` takes it."""
     from dynamo_core.plugins.loader import PluginLoader
 
     from dynamo_runtime.assembly.resolve import load_plugin, named_plugins

@@ -1,4 +1,4 @@
-"""``dynamo key``: API keys. The config holds their hashes; a key is shown once, and kept nowhere."""
+"""``dynamo key``: make API keys. The config holds their hashes; a key is shown once, and kept nowhere."""
 
 from __future__ import annotations
 

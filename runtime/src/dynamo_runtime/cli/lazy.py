@@ -1,4 +1,4 @@
-"""Commands that are known by name and one line of help, and imported only when they are run.
+"""Lazy commands: known by name and one line of help, imported only when they are run.
 
 This module and `main` are all that ``dynamo --help`` imports of the project, so that it answers at once.
 """
@@ -36,11 +36,11 @@ class LazyGroup(click.Group):
         self._package = package
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Own commands in the order of the table, then those of plugins."""
+        """Return own commands in the order of the table, then those of plugins."""
         return [*self._table, *sorted(set(plugin_commands()) - set(self._table))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Imports the command."""
+        """Import the command."""
         if cmd_name in self._table:
             command = import_module(f"{self._package}.{cmd_name}").command
             assert isinstance(command, click.Command)  # noqa: S101 - holds for every module of the table
@@ -51,7 +51,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does; a mistyped command is asked whether another was meant, of which click knows none."""
+        """Resolve a command like click, and suggest another one for a mistyped name."""
         name, known = args[0], self.list_commands(ctx)
         if name in self._optional and name not in known:
             wanted = self._optional[name]
@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
         raise click.UsageError(f"No such command '{name}'." + (f" Did you mean '{close[0]}'?" if close else ""), ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the list of commands without importing any."""
+        """Write the list of commands without importing any."""
         with formatter.section("Commands"):
             formatter.write_dl(list(self._table.items()))
         others = {name: entry for name, entry in plugin_commands().items() if name not in self._table}
@@ -72,7 +72,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name, f"From {_origin(entry)}.") for name, entry in sorted(others.items())])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command; an error of the set-up ends it with one line and exit code 2."""
+        """Run the command; an error of the set-up ends it with one line and exit code 2."""
         # Imported here, as the tree of errors needs msgspec, which `--help` does without.
         from dynamo_core.errors import ConfigError
 
@@ -109,14 +109,14 @@ class KindGroup(click.Group):
 
 
 def plugin_commands() -> dict[str, EntryPoint]:
-    """The commands of installed plugins by name, from metadata alone."""
+    """Return the commands of installed plugins by name, from metadata alone."""
     from importlib_metadata import entry_points
 
     return {entry.name: entry for entry in entry_points(group=COMMAND_GROUP)}
 
 
 def load_plugin_command(entry: EntryPoint) -> click.Command:
-    """Imports the command of a plugin.
+    """Import the command of a plugin.
 
     Raises:
         PluginError: it cannot be imported, or is no click command.

@@ -55,7 +55,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Runs the command and exits with its code: 0 when all went well, 2 when the set-up or the call is wrong."""
+    """Run the command and exit with its code: 0 when all went well, 2 when the set-up or the call is wrong."""
     garbage.collect_rarely()
     cli(prog_name="dynamo")
 

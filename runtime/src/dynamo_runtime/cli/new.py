@@ -49,7 +49,7 @@ _STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What a kind's template needs to be told: how the plugin is picked, and which of its settings an example sets."""
+    """The parameters of a kind's template: how the plugin is picked, and the settings that an example sets."""
 
     kind: str
     example: str = ""
@@ -96,7 +96,7 @@ TEMPLATES = {
 
 
 def template_variables(kind: str, name: str, bin_folder: str = "", *, single_file: bool = False) -> dict[str, str]:
-    """What stands for what in the templates, in file names too. A value may hold words that come after it.
+    """Return what stands for what in the templates, in file names too. A value may hold words that come after it.
 
     `bin_folder` is where the README finds `python` and `dynamo`; without it, beside the running interpreter.
 
@@ -155,7 +155,7 @@ def _dashed(kind: str) -> str:
 
 
 def command_words(kind: str) -> list[str]:
-    """How a kind is spelt on the command line: both kinds of parsers are `parser`, one with an option."""
+    """Return how a kind is spelt on the command line: both kinds of parsers are `parser`, one with an option."""
     return {"tool_parser": ["parser"], "reasoning_parser": ["parser", "--reasoning"]}.get(kind, [kind])
 
 
@@ -176,7 +176,7 @@ _AS_ONE_FILE = {"plugin.py": "@file@.py", "test.py": "test_@file@.py", "config.y
 
 
 def render(kind: str, name: str, bin_folder: str = "", *, single_file: bool = False) -> dict[PurePosixPath, str]:
-    """The files of a new plugin of this kind: their paths inside its folder, and what is in them."""
+    """Return the files of a new plugin of this kind: their paths inside its folder, and what is in them."""
     variables = template_variables(kind, name, bin_folder, single_file=single_file)
     templates = files("dynamo_runtime.cli") / "_template"
     places = _AS_ONE_FILE if single_file else _IN_PACKAGE
@@ -206,7 +206,7 @@ def _substitute(text: str, variables: dict[str, str]) -> str:
 
 
 def write_all(target: Path, files: Mapping[PurePosixPath, str]) -> None:
-    """Writes the files below a folder that is not there yet; if it cannot write one, nothing of them is left.
+    """Write the files below a folder that is not there yet; if it cannot write one, nothing of them is left.
 
     Raises:
         OSError: they cannot be written.
@@ -234,7 +234,7 @@ def command() -> None:
 
 
 def reject_installed(kind: str, name: str) -> None:
-    """Refuses a name that a plugin has which is installed: two of one name could not be told apart.
+    """Refuse a name that a plugin has which is installed: two of one name could not be told apart.
 
     Raises:
         ConfigError: there is one.
@@ -252,7 +252,7 @@ def reject_installed(kind: str, name: str) -> None:
 
 
 def write_plugin(kind: str, name: str, path: Path, *, single_file: bool) -> None:
-    """Writes a plugin, and says what to do next.
+    """Write a plugin, and say what to do next.
 
     Raises:
         ConfigError: the name is taken or cannot be one, or the files cannot be written.
@@ -280,7 +280,7 @@ def write_plugin(kind: str, name: str, path: Path, *, single_file: bool) -> None
 
 
 def _add_command(word: str, phrase: str) -> None:
-    """Adds the command that writes plugins of a kind."""
+    """Add the command that writes plugins of a kind."""
 
     def write(name: str, path: Path, single_file: bool, reasoning: bool = False) -> None:
         kind = {False: "tool_parser", True: "reasoning_parser"}[reasoning] if word == "parser" else word

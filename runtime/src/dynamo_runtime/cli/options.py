@@ -19,7 +19,7 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 
 def config_options(command: CommandT) -> CommandT:
-    """Adds ``[CONFIG]``, ``--config``, ``--profile`` and ``--set``."""
+    """Add ``[CONFIG]``, ``--config``, ``--profile`` and ``--set``."""
     decorators = [
         click.argument("config", required=False, type=click.Path(path_type=Path)),
         click.option(
@@ -51,7 +51,7 @@ def _parameter(flag: Flag) -> str:
 
 
 def flag_options(command: CommandT) -> CommandT:
-    """Adds an option for every row of the flag table that has one, and ``--model``. What is not given stays None."""
+    """Add an option for every row of the flag table that has one, and ``--model``. What is not given stays None."""
     command = click.option(
         "--model",
         metavar="PATH|NAME",
@@ -72,7 +72,7 @@ def flag_options(command: CommandT) -> CommandT:
 
 
 def load(**options: Any) -> LoadedSettings:
-    """The settings that the options of a command lead to; without a file, the built-in example.
+    """Return the settings that the options of a command lead to; without a file, the built-in example.
 
     Raises:
         ConfigError: two files are named, or the settings are wrong.
@@ -84,7 +84,7 @@ def load(**options: Any) -> LoadedSettings:
 
 
 def view(**options: Any) -> SettingsView:
-    """As `load`, to look at: secrets whose variable is not set are no error."""
+    """Load like `load`, to look at: secrets whose variable is not set are no error."""
     from dynamo_runtime.settings import view_settings
 
     return view_settings(**_arguments(**options))
@@ -114,7 +114,7 @@ def _arguments(
 
 
 def _model(text: str) -> dict[str, str]:
-    """What ``--model`` stands for, by parameter: a folder is the path and gives the name, anything else is a name.
+    """Return the parameters for ``--model``: a folder is the path and gives the name, anything else is a name.
 
     Raises:
         ConfigError: it can only be a folder, and there is none.

@@ -1,4 +1,4 @@
-"""``dynamo plugins``: what is installed, and what of it the config loads."""
+"""``dynamo plugins``: list the installed plugins, and those that the config loads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def command(as_json: bool, **options: Any) -> None:
 
 
 def load_named(loaded: LoadedSettings, loader: PluginLoader) -> list[str]:
-    """Loads what the settings name, one by one, and returns a line for each that cannot be loaded."""
+    """Load what the settings name, one by one, and return a line for each that cannot be loaded."""
     from dynamo_runtime.assembly.resolve import load_plugin, named_plugins
 
     problems = []

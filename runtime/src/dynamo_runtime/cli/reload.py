@@ -1,4 +1,4 @@
-"""``dynamo reload``: has a running server read its settings again."""
+"""``dynamo reload``: make a running server read its settings again."""
 
 from __future__ import annotations
 

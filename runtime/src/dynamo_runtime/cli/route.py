@@ -1,4 +1,4 @@
-"""``dynamo route``: asks a running frontend where requests go."""
+"""``dynamo route``: ask a running frontend where requests go."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ REPLICA = click.IntRange(min=0)
 
 
 def serve_options(command: CommandT) -> CommandT:
-    """What `serve`, `frontend` and `worker` have in common."""
+    """Return what `serve`, `frontend` and `worker` have in common."""
     decorators = [
         config_options,
         flag_options,
@@ -44,7 +44,7 @@ def run(
     replica: int | None = None,
     **options: Any,
 ) -> None:
-    """Serves, and exits with the code of that. `only` names one part, as the option does; or `worker` one worker.
+    """Serve, and exit with the code of that. `only` names one part, as the option does; or `worker` one worker.
 
     Raises:
         ConfigError: the settings are wrong, or there is no such worker.

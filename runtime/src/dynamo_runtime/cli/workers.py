@@ -1,4 +1,4 @@
-"""``dynamo workers``: the workers that a running frontend sees, and taking them out of service and back."""
+"""``dynamo workers``: list the workers of a running frontend, and take them out of service and back."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def command() -> None:
 
 
 def _for_one_worker(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds ``ID`` and the options that all commands about one worker have."""
+    """Add ``ID`` and the options that all commands about one worker have."""
     return click.argument("worker", metavar="ID")(admin_options(json_option(click.pass_context(command))))
 
 
@@ -87,7 +87,7 @@ def drain(ctx: click.Context, /, worker: str, wait: float | None, as_json: bool,
 
 
 class _Refused(click.ClickException):
-    """What was asked for has not happened. The exit code is 1."""
+    """The request was refused. The exit code is 1."""
 
     def show(self, file: Any = None) -> None:
         click.echo(f"dynamo: {self.message}", err=True)
@@ -123,7 +123,7 @@ async def _drain(client: AdminClient, worker: str, wait: float | None) -> Any:
 
 
 async def _look(client: AdminClient, entry: dict[str, Any]) -> Any:
-    """What is known of a worker now. A frontend that is being restarted knows nothing new."""
+    """Return what is known of a worker now. A frontend that is being restarted knows nothing new."""
     try:
         status, answer = await client.ask("GET", f"{PATH}/{entry['id']}")
     except ConfigError:

@@ -1,1 +1,1 @@
-"""The way out: from a client's request to a worker, and the stream back."""
+"""Dispatch: from a client's request to a worker, and the stream back."""

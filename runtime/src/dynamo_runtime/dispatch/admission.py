@@ -39,7 +39,7 @@ class ChainPermit(Permit):
         self._permits = permits
 
     def release(self, output_tokens: int) -> None:
-        """Releases every permit, whatever the others raise."""
+        """Release every permit, whatever the others raise."""
         permits, self._permits = self._permits, {}
         for name in reversed(permits):
             try:
@@ -67,18 +67,18 @@ class AdmissionChain(Admission):
 
     @classmethod
     def of(cls, parts: Mapping[str, Admission], services: AdmissionServices, *, patience: float) -> Admission:
-        """The admission by these plugins: a single one is asked without a chain around it."""
+        """Return the admission by these plugins: a single one is asked without a chain around it."""
         if len(parts) > 1:
             return cls(parts, services, patience=patience)
         return next(iter(parts.values()), None) or NoAdmission(PluginConfig(), services)
 
     async def start(self) -> None:
-        """Starts the plugins in order."""
+        """Start the plugins in order."""
         for part in self._parts.values():
             await part.start()
 
     def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
-        """Asks for the quick check of each plugin in order."""
+        """Ask for the quick check of each plugin in order."""
         for name, part in self._parts.items():
             try:
                 part.precheck(model, principal, pools)
@@ -87,12 +87,15 @@ class AdmissionChain(Admission):
                 raise
 
     def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
-        """Whether one of the plugins that go by thresholds says so. Each is asked: some follow changes of the load."""
+        """Return whether one of the plugins that go by thresholds says so.
+
+        Each is asked: some follow changes of the load.
+        """
         busy = [part.is_busy(model, ranks) for part in self._armed]
         return any(busy)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
-        """Admits the request once every plugin has; what the plugins before a refusal gave is released."""
+        """Admit the request once every plugin has; what the plugins before a refusal gave is released."""
         until = asyncio.get_running_loop().time() + self._patience
         if principal.deadline is not None:
             until = min(until, principal.deadline)
@@ -114,5 +117,5 @@ class AdmissionChain(Admission):
         return ChainPermit(permits)
 
     async def aclose(self) -> None:
-        """Closes the plugins in the reverse order. Safe twice, and without `start`."""
+        """Close the plugins in the reverse order. Safe twice, and without `start`."""
         await self._stack.aclose()

@@ -70,7 +70,7 @@ class PeerCalls(AsyncResource):
         self._tasks = TaskSet()
 
     def start(self) -> None:
-        """Registers this frontend, and begins to follow the others, if the transport reaches them."""
+        """Register this frontend, and begin to follow the others, if the transport reaches them."""
         if self._transport.CROSS_PROCESS:
             self._tasks.spawn(self._register(), name="register frontend")
             self._tasks.spawn(self._watch(), name="watch frontends")
@@ -78,7 +78,7 @@ class PeerCalls(AsyncResource):
             self._synced.set()
 
     async def aclose(self) -> None:
-        """Unregisters this frontend and ends all calls. Safe twice, and without `start`."""
+        """Unregister this frontend and end all calls. Safe twice, and without `start`."""
         await self._tasks.aclose()
 
     def frontends(self) -> Sequence[FrontendRecord]:
@@ -87,7 +87,7 @@ class PeerCalls(AsyncResource):
         return sorted([self.own, *others], key=lambda one: one.frontend_id)
 
     def serve(self, name: str, handler: PeerHandler) -> None:
-        """Answers calls named `name`.
+        """Answer calls named `name`.
 
         Raises:
             ValueError: the name is served already.
@@ -97,7 +97,7 @@ class PeerCalls(AsyncResource):
         self._handlers[name] = handler
 
     def remove(self, name: str) -> None:
-        """Answers no calls named `name` any more."""
+        """Answer no calls named `name` any more."""
         self._handlers.pop(name, None)
 
     async def call_all(self, name: str, payload: Any, *, timeout: float) -> PeerReplies:
@@ -134,7 +134,7 @@ class PeerCalls(AsyncResource):
         return PeerReplies(frontends, replies, missing)
 
     async def _ask(self, frontend: FrontendRecord, request: PeerRequest, timeout: float) -> tuple[Any, str]:
-        """The reply of one frontend, or why there is none."""
+        """Return the reply of one frontend, or why there is none."""
         try:
             if frontend.frontend_id in self._own_ids:
                 # It was encoded here just now. The check of a state of a thousand workers takes milliseconds.
@@ -183,7 +183,7 @@ class PeerCalls(AsyncResource):
             raise Unknown(f"its handler failed: {type(error).__name__}: {error}", cause=error) from error
 
     async def _handle(self, request: PeerRequest, ctx: ServedContext) -> AsyncGenerator[PeerReplyPart, None]:
-        """The handler of the endpoint."""
+        """Return the handler of the endpoint."""
         return _parts(await self._reply(request))
 
     # Discovery.
@@ -203,7 +203,7 @@ class PeerCalls(AsyncResource):
             await asyncio.sleep(jitter(RETRY))
 
     async def _serve_under(self, lease: Lease) -> None:
-        """Serves until the lease is lost."""
+        """Serve until the lease is lost."""
         async with await self._transport.serve(lease.id, FRONTEND_CALL, self._handle) as served:
             self._own_ids.add(lease.id)
             self.own = msgspec.structs.replace(
@@ -224,7 +224,7 @@ class PeerCalls(AsyncResource):
             await asyncio.sleep(jitter(RETRY))
 
     def _apply(self, event: WatchEvent, gone: set[str]) -> None:
-        """Takes in one event. `gone` holds the frontends of an earlier watch that this one has not shown yet."""
+        """Take in one event. `gone` holds the frontends of an earlier watch that this one has not shown yet."""
         key = event.key
         match event.kind:
             case WatchKind.SYNCED:
@@ -279,7 +279,7 @@ class ExtensionPeers:
         return await self._calls.call_all(self._scoped(name), payload, timeout=timeout)
 
     def close(self) -> None:
-        """Ends what the extension serves."""
+        """End what the extension serves."""
         for name in self._served:
             self._calls.remove(self._scoped(name))
         self._served.clear()
@@ -289,7 +289,7 @@ class ExtensionPeers:
 
 
 def _encoded(value: Any, what: str) -> bytes:
-    """The value as MessagePack.
+    """Return the value as MessagePack.
 
     Raises:
         ValueError: MessagePack does not hold it, or it is too large.

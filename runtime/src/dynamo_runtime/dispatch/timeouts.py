@@ -1,4 +1,4 @@
-"""Timeouts of one length, for which the event loop has one timer; and the stall timeout, which is made of them."""
+"""Timeouts of one length that share a timer of the event loop; and the stall timeout made of them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FixedTimeouts:
         return len(self._waiting)
 
     def set(self, callback: Callable[[], None]) -> int:
-        """Sets a timeout and returns its number. A callback may set and cancel others."""
+        """Set a timeout and return its number. A callback may set and cancel others."""
         loop = asyncio.get_running_loop()
         number = self._last = self._last + 1
         due = loop.time() + self._delay
@@ -49,11 +49,11 @@ class FixedTimeouts:
         return number
 
     def cancel(self, number: int) -> None:
-        """Cancels a timeout. Does nothing if it has expired or was cancelled before."""
+        """Cancel a timeout. Do nothing if it has expired or was cancelled before."""
         self._waiting.pop(number, None)
 
     def timeout(self) -> Timeout:
-        """``with timeouts.timeout():`` bounds what is awaited in the block, as `asyncio.timeout` does.
+        """Return ``with timeouts.timeout():`` bounds what is awaited in the block, as `asyncio.timeout` does.
 
         Raises:
             TimeoutError: it took longer; what was awaited has been cancelled.
@@ -116,7 +116,7 @@ class Timeout:
 
 
 class Watched(Protocol):
-    """What a timer has to know of a stream."""
+    """A stream as a timer sees it."""
 
     #: The worker that serves the current attempt, and whether it was asked to send no more for now.
     instance_id: int | None
@@ -127,7 +127,7 @@ class Watched(Protocol):
         """How many items and events have arrived so far, whether the reader has taken them or not."""
 
     def fail_attempt(self, error: DynamoError) -> None:
-        """The current attempt has failed."""
+        """Record that the current attempt has failed."""
 
 
 class StallTimeout:
@@ -143,7 +143,7 @@ class StallTimeout:
         self.timeouts = FixedTimeouts(pause)
 
     def error(self, instance_id: int | None) -> DynamoError:
-        """Why a worker is given up."""
+        """Return why a worker is given up."""
         return ResponseTimeout(f"worker {instance_id or 0:016x} has sent nothing for {self._seconds:g} s")
 
 
@@ -164,13 +164,13 @@ class StallTimer:
         self._quiet = 0
 
     def start(self) -> None:
-        """Watches the attempt that was just accepted."""
+        """Watch the attempt that was just accepted."""
         self.cancel()
         self._arrived, self._quiet = self._stream.arrived, 0
         self._number = self._timeout.timeouts.set(self._check)
 
     def cancel(self) -> None:
-        """Watches no more, until `start`. Safe twice."""
+        """Watch no more, until `start`. Safe twice."""
         number, self._number = self._number, 0
         if number:
             self._timeout.timeouts.cancel(number)

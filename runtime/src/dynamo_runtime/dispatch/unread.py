@@ -1,4 +1,4 @@
-"""What has come of answers whose clients do not read them: kept within bounds, so that no worker waits for a client.
+"""The buffered answers of slow clients, kept within bounds, so that no worker waits for a client.
 
 The answer of a client that cannot keep up goes on at its worker, and is gathered here. One that has reached the bound
 of an answer is paused. While it is not whole it keeps a place at its worker: if its client takes nothing for a while,
@@ -89,7 +89,7 @@ class UnreadAnswers:
 
 
 class UnreadAnswer:
-    """What has been gathered of one answer, in batches. `give_up` ends the answer."""
+    """The buffered part of one answer, in batches. `give_up` ends the answer."""
 
     __slots__ = ("_batches", "_memory", "count", "give_up", "held", "tenant")
 
@@ -135,7 +135,7 @@ class UnreadAnswer:
 
 
 class ReadStream(Protocol):
-    """What a timer has to know of a stream."""
+    """A stream as a timer sees it."""
 
     #: Whether the reader has looked for more since this was last set to False.
     taken: bool

@@ -1,1 +1,1 @@
-"""Processes: who starts, watches, reloads and ends them."""
+"""Processes: starting, watching, reloading and ending them."""

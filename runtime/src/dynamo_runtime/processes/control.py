@@ -63,7 +63,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def supervised(env: MutableMapping[str, str] | None = None) -> int | None:
-    """The descriptor of the line, if this process was started by a supervisor.
+    """Return the descriptor of the line, if this process was started by a supervisor.
 
     Taken out of the environment: a process that an engine starts is not the supervisor's.
     """
@@ -74,7 +74,7 @@ def supervised(env: MutableMapping[str, str] | None = None) -> int | None:
 
 
 class _Exchange:
-    """The questions of both ends: those that wait for an answer, and those that are being answered."""
+    """The pending questions of both ends: those without an answer, and those being answered."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
@@ -114,7 +114,7 @@ class _Exchange:
         self._send(_frame(ANSWER, _Message(message.number, body)))
 
     def end(self) -> None:
-        """The other end is gone: it answers no more."""
+        """End: the other end is gone and answers no more."""
         self._closed = True
         for waiting in self._waiting.values():
             if not waiting.done():
@@ -140,27 +140,27 @@ class ParentPipe(AsyncResource):
         self._exchange = _Exchange(self._write)
 
     def start(self) -> None:
-        """Begins to listen. The thread ends with the process."""
+        """Begin to listen. The thread ends with the process."""
         threading.Thread(target=self._listen, name="parent pipe", daemon=True).start()
 
     async def aclose(self) -> None:
-        """Ends what is asked and answered; wishes are still heard."""
+        """End what is asked and answered; wishes are still heard."""
         await self._exchange.aclose()
 
     def say_ready(self) -> None:
-        """Tells the supervisor that this process serves: its config works."""
+        """Tell the supervisor that this process serves: its config works."""
         self._write(READY)
 
     def say_reason(self, reason: str) -> None:
-        """Tells the supervisor why this process cannot run with its config."""
+        """Tell the supervisor why this process cannot run with its config."""
         self._write((REASON + reason.encode("utf-8", "replace"))[:LONGEST_REASON])
 
     def answer_with(self, answerer: Answerer) -> None:
-        """From now on questions of the supervisor are answered; before, the answer is null."""
+        """Answer questions of the supervisor from now on; before, the answer is null."""
         self._exchange.answerer = answerer
 
     async def ask(self, body: Any, timeout: float) -> Any:
-        """What the supervisor answers.
+        """Return what the supervisor answers.
 
         Raises:
             DynamoError: it does not within `timeout` seconds.
@@ -192,7 +192,7 @@ class ParentPipe(AsyncResource):
                 return
 
     def _read(self, size: int) -> bytes:
-        """So many bytes; fewer at the end of the stream."""
+        """Return so many bytes; fewer at the end of the stream."""
         data = b""
         with suppress(OSError):
             while len(data) < size and (more := os.read(self._descriptor, size - len(data))):
@@ -208,7 +208,7 @@ class ParentPipe(AsyncResource):
 
 
 class ChildLine:
-    """The parent's end. It never waits: what the child does not read yet is kept, in order."""
+    """The parent's end. It never waits: unread messages are kept in order."""
 
     def __init__(self, end: socket.socket, answerer: Answerer | None = None) -> None:
         end.setblocking(False)
@@ -231,22 +231,22 @@ class ChildLine:
         self._end.close()
 
     def has_served(self) -> bool:
-        """Whether the child has said that it serves; still known after its end."""
+        """Return whether the child has said that it serves; still known after its end."""
         self._listen()
         return self._served
 
     def reason(self) -> str:
-        """Why the child cannot run with its config, once it has ended, as far as it could say."""
+        """Return why the child cannot run with its config, once it has ended, as far as it could say."""
         self._listen()
         return "" if self._reason is None else self._reason.decode("utf-8", "replace")
 
     def say(self, words: bytes) -> None:
-        """Tells the child something; one that is gone does not mind."""
+        """Tell the child something; one that is gone does not mind."""
         self._unsent += words
         self._flush()
 
     async def ask(self, body: Any, timeout: float) -> Any:
-        """What the child answers.
+        """Return what the child answers.
 
         Raises:
             Disconnected: it has ended.
@@ -270,7 +270,7 @@ class ChildLine:
             self._loop.remove_writer(self._end)
 
     def _listen(self) -> None:
-        """Takes in what is there, without waiting."""
+        """Take in what is there, without waiting."""
         try:
             while more := self._end.recv(LONGEST_REASON):
                 self._heard += more

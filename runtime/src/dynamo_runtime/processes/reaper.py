@@ -1,4 +1,4 @@
-"""Run as a script beside a supervisor: when the supervisor has died, kills those of its children that do not end.
+"""A script beside a supervisor: when the supervisor has died, it kills the children that do not end.
 
 The children end by themselves if they can. One that is stopped, or whose interpreter is stuck, cannot, and one that has
 just been forked does not know yet. So this process needs nothing of them: each has a mark in its environment. Standard

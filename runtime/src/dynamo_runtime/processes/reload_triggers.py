@@ -1,4 +1,4 @@
-"""What begins a reload without being asked over HTTP: SIGHUP, and files that change."""
+"""Triggers of a reload other than HTTP: SIGHUP, and changed files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOOK = 2.0
 
 
 def has_terminal() -> bool:
-    """Whether this process has a controlling terminal, whose end SIGHUP tells then."""
+    """Return whether this process has a controlling terminal, whose end SIGHUP tells then."""
     with suppress(OSError):
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
         return True
@@ -32,7 +32,7 @@ def has_terminal() -> bool:
 
 
 class ReloadTriggers(AsyncResource):
-    """Has the settings reloaded; `reload` logs what comes of it.
+    """Triggers that have the settings reloaded; `reload` logs the outcome.
 
     With `watch` it does so when one of `files` changes: a mounted file may be replaced by another one behind a link, so
     that only its content tells.
@@ -46,11 +46,11 @@ class ReloadTriggers(AsyncResource):
             self._tasks.spawn(self._watch(), name="watch settings")
 
     async def aclose(self) -> None:
-        """Ends the watch."""
+        """End the watch."""
         await self._tasks.aclose()
 
     def hung_up(self) -> None:
-        """SIGHUP has come."""
+        """Handle SIGHUP."""
         self._tasks.spawn(self._reload(False), name="reload at SIGHUP")
 
     async def _watch(self) -> None:
@@ -67,13 +67,13 @@ class ReloadTriggers(AsyncResource):
 
 
 class _Looks:
-    """Reads files only when their status tells that they may have changed."""
+    """A reader of files whose status has changed."""
 
     def __init__(self) -> None:
         self._known: dict[Path, tuple[Any, str]] = {}
 
     def contents(self, files: Collection[Path]) -> dict[Path, str]:
-        """A digest of each file; empty if it cannot be read."""
+        """Return a digest of each file; empty if it cannot be read."""
         return {path: self._digest(path) for path in files}
 
     def _digest(self, path: Path) -> str:

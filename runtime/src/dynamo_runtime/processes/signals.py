@@ -1,4 +1,4 @@
-"""How a process is asked to end, and that it does."""
+"""Signals that ask a process to end, and the guarantee that it does."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class Signals:
             loop.remove_signal_handler(number)
 
     async def wait(self, count: int) -> None:
-        """Returns once that many have arrived."""
+        """Return once that many have arrived."""
         while self.count < count:
             self._changed.clear()
             await self._changed.wait()
 
     def arrived(self, hurried: bool = False) -> None:
-        """Counts one. Called in the loop's thread."""
+        """Count one. Called in the loop's thread."""
         self.count += 1
         self._changed.set()
         if self.count == 1:
@@ -81,28 +81,28 @@ class Signals:
         self.expect_end(hurried=hurried)
 
     def cut(self) -> None:
-        """As many as it takes to cut what runs, and no more. Called in the loop's thread."""
+        """Send as many signals as it takes to cut what runs, and no more. Called in the loop's thread."""
         while self.count < 2:
             self.arrived()
 
     def expect_end(self, *, hurried: bool = False) -> None:
-        """Starts the deadline without a signal, once: the process ends for a reason of its own. From any thread.
+        """Start the deadline without a signal, once: the process ends for a reason of its own. From any thread.
 
         While the process starts, an end that is `hurried` brings the deadline forward.
         """
         self._watchdog.expect_end(hurried=hurried)
 
     def started(self) -> None:
-        """From now on an end that is hurried has the whole deadline too: there may be requests to finish."""
+        """Give a hurried end the whole deadline from now on: there may be requests to finish."""
         self._watchdog.started()
 
     def watch_loop(self, stall: float) -> None:
-        """From now on a loop that stands still for `stall` seconds ends the process, with exit code 70 too."""
+        """End the process, also with exit code 70, when the loop stands still for `stall` seconds."""
         self._watchdog.watch_loop(stall)
 
 
 def end_with(code: int) -> int:
-    """Ends logging and gives the exit code back; does not return if no process reads the log."""
+    """End logging and give the exit code back; do not return if no process reads the log."""
     if not logs.shutdown_logging():
         os._exit(code)
     return code

@@ -35,7 +35,7 @@ _OWN_KEYS = ("frontend.port",)
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What one end asks the other: a child to ``prepare`` or to ``apply``, the supervisor to ``reload`` it all."""
+    """A request from one end to the other: a child to ``prepare`` or ``apply``, the supervisor to ``reload`` all."""
 
     what: Literal["prepare", "apply", "reload"]
     #: What the settings must be that a child reads.
@@ -44,7 +44,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What a child answers: whether it has prepared or applied, or why it has not. `changes` is whether any is its."""
+    """A child's answer: whether it has prepared or applied, or why not. `changes` is whether any is its own."""
 
     status: Literal["good", "invalid", "refused", "busy", "failed"]
     reason: str = ""
@@ -61,7 +61,7 @@ class Asked(Protocol):
     """The other end of a line."""
 
     async def ask(self, body: Any, timeout: float) -> Any:
-        """Its answer."""
+        """Return its answer."""
 
 
 class Child(Asked, Protocol):
@@ -76,17 +76,17 @@ class Child(Asked, Protocol):
         """Its process id."""
 
     def restart(self) -> None:
-        """Ends it in order; the supervisor starts it again."""
+        """End it in order; the supervisor starts it again."""
 
 
 class Children(Protocol):
     """The processes of a supervisor."""
 
     def names(self) -> Sequence[str]:
-        """Of all that there should be."""
+        """Return the names of all that there should be."""
 
     def running(self) -> Sequence[Child]:
-        """Those that there are."""
+        """Return those that there are."""
 
 
 class ChildReload:
@@ -106,7 +106,7 @@ class ChildReload:
             return ReloadReport("busy", f"the supervisor does not answer: {error}")
 
     async def answer(self, body: Any) -> Any:
-        """Answers one question of the supervisor."""
+        """Answer one question of the supervisor."""
         request = read(_requests, msgspec.json.encode(body))
         return _plain(await (self._prepare(request) if request.what == "prepare" else self._apply()))
 
@@ -135,7 +135,7 @@ class ChildReload:
 
 
 class SupervisedReload:
-    """The half of the supervisor, whose own `reloader` knows the whole config."""
+    """The supervisor's half of a reload, whose `reloader` has the whole config."""
 
     def __init__(self, reloader: Reloader, children: Children) -> None:
         self._reloader = reloader
@@ -187,7 +187,7 @@ class SupervisedReload:
         replies: Sequence[Reply | None],
         good: Literal["checked", "applied", "unchanged"],
     ) -> list[ProcessResult]:
-        """The supervisor's own result, those of its children, and of those that there should be and are not."""
+        """Return the supervisor's own result, those of its children, and of those that there should be and are not."""
         results = {"supervisor": ProcessResult("supervisor", os.getpid(), good)}
         absent = partial(ProcessResult, pid=None, result="absent", reason="it starts on the settings of the file")
         for name in self._children.names():
@@ -203,7 +203,7 @@ class SupervisedReload:
 
 
 async def _asked(child: Child, request: Request, timeout: float) -> Reply | None:
-    """What a child answers; None if it has ended."""
+    """Return what a child answers; None if it has ended."""
     try:
         answer = await child.ask(_plain(request), timeout)
         if answer is None:
@@ -216,7 +216,7 @@ async def _asked(child: Child, request: Request, timeout: float) -> Reply | None
 
 
 async def answer_reloads(reload: Any, body: Any) -> Any:
-    """Answers a child that wants everything reloaded."""
+    """Answer a child that wants everything reloaded."""
     return _plain(await reload(read(_requests, msgspec.json.encode(body)).dry_run))
 
 

@@ -58,7 +58,7 @@ class Part:
         return self.only if self.replica is None else f"{self.only}-{self.replica}"
 
     def arguments(self) -> list[str]:
-        """What its command line has beside the supervisor's own."""
+        """Return what its command line has beside the supervisor's own."""
         arguments = ["--only", self.only]
         if self.replica is not None:
             arguments += ["--replica", str(self.replica)]
@@ -68,7 +68,7 @@ class Part:
 
 
 def parts_of(settings: Settings, workers: Collection[str], port: int | None) -> list[Part]:
-    """The processes of these workers, and the frontends: workers first, so that a frontend finds some.
+    """Return the processes of these workers, and the frontends: workers first, so that a frontend finds some.
 
     `port` is the one that several frontends share, None for one frontend.
     """
@@ -101,15 +101,15 @@ class _Child:
         return self.process.pid
 
     async def ask(self, body: Any, timeout: float) -> Any:
-        """What it answers; see `ChildLine.ask`."""
+        """Return what it answers; see `ChildLine.ask`."""
         return await self.line.ask(body, timeout)
 
     def restart(self) -> None:
-        """Has it end in order, and so start again."""
+        """Have it end in order, and so start again."""
         self.end()
 
     def end(self, *, hurried: bool = False, within: float | None = None) -> None:
-        """Asks it to end in order, and kills it if it has not `within` seconds; by itself those of its patience."""
+        """Ask it to end in order, and kill it if it has not `within` seconds; by itself those of its patience."""
         if hurried:
             self.line.say(HURRY)
         elif self.process.returncode is None:
@@ -117,18 +117,18 @@ class _Child:
         self.kill_after(self.patience(self.part) + BEYOND if within is None else within)
 
     def kill_after(self, seconds: float) -> None:
-        """Kills it if it has not ended after so many seconds, whatever it does."""
+        """Kill it if it has not ended after so many seconds, whatever it does."""
         asyncio.get_running_loop().call_later(seconds, self.kill)
 
     def kill(self) -> None:
-        """Kills it if it has not ended."""
+        """Kill it if it has not ended."""
         if self.process.returncode is None:
             log.error("%s did not end in time and is killed", self)
             self.process.kill()
 
 
 class Supervisor:
-    """Runs a part per process until it is asked to stop. `command` is what starts one, without its part.
+    """A supervisor of one process per part, until it is asked to stop. `command` starts one, without its part.
 
     `patience` gives the seconds that a part has to end once it is asked to.
     """
@@ -157,15 +157,15 @@ class Supervisor:
         self._exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def names(self) -> list[str]:
-        """Those of all parts."""
+        """Return those of all parts."""
         return [part.name for part in self._parts]
 
     def running(self) -> list[_Child]:
-        """The processes that there are now."""
+        """Return the processes that there are now."""
         return [child for child in self._children.values() if child.process.returncode is None]
 
     async def start(self) -> None:
-        """Starts every part, and goes on to keep each running. None of them outlives this process by much."""
+        """Start every part, and go on to keep each running. None of them outlives this process by much."""
         self._reaper = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", reaper.__file__, self._mark),
             stdin=subprocess.PIPE,
@@ -177,11 +177,11 @@ class Supervisor:
             self._tasks.spawn(self._keep(part), name=f"keep-{part.name}")
 
     async def failed(self) -> str:
-        """Returns when a part cannot run with this config at all: which, and why."""
+        """Return when a part cannot run with this config at all: which, and why."""
         return await asyncio.shield(self._exit)
 
     async def stop(self, *, hurried: bool) -> None:
-        """Ends the frontends, which finish their streams, and then the workers. What outlives its patience is killed.
+        """End the frontends, which finish their streams, and then the workers. What outlives its patience is killed.
 
         No other part depends on one that is still starting: it is told at once, and has a few seconds if `hurried`.
         """
@@ -215,7 +215,7 @@ class Supervisor:
                 await self._reaper.communicate(b"")
 
     async def _ended(self, children: Iterable[_Child]) -> None:
-        """Returns when they have ended, which each does in time or is killed."""
+        """Return when they have ended, which each does in time or is killed."""
         waiting = [self._tasks.spawn(child.process.wait(), name="wait-child") for child in children]
         if waiting:
             await asyncio.wait(waiting)
@@ -241,7 +241,7 @@ class Supervisor:
             await asyncio.sleep(wait)
 
     async def _live(self, part: Part) -> tuple[str, int | None, bool, str]:
-        """One life of a part: why it ended, its exit code if it had one, whether it has served, and what it told."""
+        """Run one life of a part: return why it ended, its exit code if any, whether it served, and its reports."""
         try:
             child = await self._spawn(part)
         except OSError as error:
@@ -284,5 +284,5 @@ def _cause(code: int) -> str:
 
 
 def serve_command(arguments: Sequence[str]) -> list[str]:
-    """The command line of a child: this interpreter, ``dynamo serve``, and the arguments of this process."""
+    """Return the command line of a child: this interpreter, ``dynamo serve``, and the arguments of this process."""
     return [sys.executable, "-m", "dynamo_runtime.cli.child", "serve", *arguments]

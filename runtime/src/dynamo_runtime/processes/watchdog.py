@@ -1,4 +1,4 @@
-"""What ends a process that cannot end itself: a thread that watches the clock, the signals and the event loop."""
+"""A watchdog for processes that cannot end themselves: a thread that watches clock, signals and event loop."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ BARE_INTERRUPTED = 0.8
 
 
 def give_up(why: str) -> None:
-    """Ends the process now, whatever it is doing."""
+    """End the process now, whatever it is doing."""
     log.error("%s; the process ends now", why)
     logs.shutdown_logging()
     os._exit(OVERDUE)
 
 
 def stacks() -> str:
-    """What every thread is doing, the main thread first."""
+    """Return what every thread is doing, the main thread first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     parts = []
@@ -51,7 +51,7 @@ def stacks() -> str:
 
 
 def threads_left() -> str:
-    """The threads that keep the interpreter from exiting, in a few words for the log; empty without any."""
+    """Return the threads that keep the interpreter from exiting, in a few words for the log; empty without any."""
     current, main = threading.current_thread(), threading.main_thread()
     left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread not in (current, main)]
     return f"threads that have not ended: {', '.join(sorted(left))}" if left else ""
@@ -95,11 +95,11 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Begin to watch."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stops watching, unless the end is expected: what comes after the loop may get stuck too. Safe twice."""
+        """Stop watching, unless the end is expected: what comes after the loop may get stuck too. Safe twice."""
         self.forget_signals()
         with self._lock:
             if self._ends_at is None or not self._thread.is_alive():
@@ -109,8 +109,9 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def listen_to(self, numbers: Iterable[int]) -> None:
-        """Takes any of these signals for the beginning of the end, also while the loop does not go on; SIGINT for one
-        that is hurried.
+        """Take any of these signals for the beginning of the end, also while the loop does not go on.
+
+        SIGINT for one that is hurried.
 
         Called in the main thread when the loop has its handlers: the loop gets to know of each signal through here.
         """
@@ -119,7 +120,7 @@ class Watchdog:
         self._before = signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
 
     def forget_signals(self) -> None:
-        """Takes `listen_to` back. Safe twice."""
+        """Take `listen_to` back. Safe twice."""
         if self._before is None:
             return
         before, self._before = self._before, None
@@ -129,7 +130,7 @@ class Watchdog:
             signal.set_wakeup_fd(current)
 
     def expect_end(self, *, hurried: bool = False) -> None:
-        """Starts the deadline, once; the loop may take its time from now on. Called in any thread.
+        """Start the deadline, once; the loop may take its time from now on. Called in any thread.
 
         While the process starts, an end that is `hurried` has the deadline of an interrupted start, also if another one
         runs already.
@@ -148,7 +149,7 @@ class Watchdog:
         self._wake()
 
     def started(self) -> None:
-        """The start is over: the end, if it is expected, has the whole deadline. Called in any thread."""
+        """Record that the start is over: an expected end has the whole deadline. Called in any thread."""
         with self._lock:
             self._interrupted = None
             if self._ends_at is not None:
@@ -161,7 +162,7 @@ class Watchdog:
         self._guard(max(0.0, at - time.monotonic()) + bare)
 
     def watch_loop(self, stall: float) -> None:
-        """Ends the process when the loop stands still for `stall` seconds; not once its end is expected."""
+        """End the process when the loop stands still for `stall` seconds; not once its end is expected."""
         with self._lock:
             if self._ends_at is None:
                 self._stall = stall
@@ -215,7 +216,7 @@ class Watchdog:
                 os.write(before, numbers)
 
     def _overdue(self) -> str:
-        """Why the process must end now; empty if it need not."""
+        """Return why the process must end now; empty if it need not."""
         now = time.monotonic()
         with self._lock:
             ends_at, looks_at, stall = self._ends_at, self._looks_at, self._stall
@@ -243,7 +244,7 @@ class Watchdog:
         return ""
 
     def _guard(self, seconds: float) -> None:
-        """(Re)starts the bare thread, which needs no lock of the interpreter: it shows the stacks, and exits with 1."""
+        """Restart the bare thread, which needs no lock of the interpreter: it shows the stacks and exits with 1."""
         if self._bare:
             # Without a stderr of its own there is nothing to write to.
             with suppress(AttributeError, OSError, RuntimeError, ValueError):

@@ -1,4 +1,4 @@
-"""The configuration: one file, a few layers over it, and for every value a note of where it came from."""
+"""The configuration: one file, a few layers over it, and the origin of every value."""
 
 from dynamo_core.lazy import exports as _exports
 

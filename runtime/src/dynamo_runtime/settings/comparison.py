@@ -1,4 +1,4 @@
-"""What differs between two loads of the same configuration, and what of it can change while the process runs."""
+"""The differences between two loads of a configuration, and those that can be applied at run time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LiveKeys = Callable[[str], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One setting whose value is another one now. Values are as dumps show them, None where nothing was set.
+    """One changed setting. Values are as dumps show them, None where nothing was set.
 
     `origin` is that of the new value. What is not `live` needs a restart.
     """
@@ -33,7 +33,7 @@ class Change:
 
 
 def changes(old: LoadedSettings, new: LoadedSettings, live_keys: LiveKeys) -> list[Change]:
-    """Every setting whose value differs, in the order of the configuration; of lists with ids, each entry."""
+    """Return every setting whose value differs, in the order of the configuration; of lists with ids, each entry."""
     found = list(_order(old.tree, new.tree))
     for path, before, after in _differences(old.tree, new.tree):
         live = _is_live(old.tree if after is None else new.tree, path, before, after, live_keys)
@@ -50,7 +50,7 @@ def changes(old: LoadedSettings, new: LoadedSettings, live_keys: LiveKeys) -> li
 
 
 def _order(old: Table, new: Table) -> Iterator[Change]:
-    """Lists of plugins whose order differs; entries that came or went have rows of their own."""
+    """List of plugins whose order differs; entries that came or went have rows of their own."""
     for key, node in new.children.items():
         before = old.children.get(key)
         if isinstance(node, Table) and node.listed and isinstance(before, Table) and before.listed:
@@ -74,12 +74,12 @@ def _differences(old: Table, new: Table) -> Iterator[tuple[Path, Leaf | None, Le
 
 
 def _says_nothing(leaf: Leaf | None) -> bool:
-    """Whether it is the default of a key that the other tree has not, and is null."""
+    """Return whether it is the default of a key that the other tree has not, and is null."""
     return leaf is not None and leaf.origin == DEFAULT and leaf.value is None
 
 
 def _is_table_with_keys(path: Path, before: Mapping[Path, Leaf], after: Mapping[Path, Leaf]) -> bool:
-    """Whether a table is empty in one tree only: then its keys are the difference."""
+    """Return whether a table is empty in one tree only: then its keys are the difference."""
     leaf = before.get(path) or after[path]
     return leaf.value == {} and (_has_below(before, path) or _has_below(after, path))
 
@@ -95,7 +95,7 @@ class _Row(NamedTuple):
 
 
 def _rows(before: Leaf | None, after: Leaf | None) -> Iterator[_Row]:
-    """One row; of lists whose entries have ids, one for each entry that differs."""
+    """Yield one row; of lists whose entries have ids, one for each entry that differs."""
     old, new = _entries(before), _entries(after)
     if not (old and new):
         yield _Row((), before and before.display, after and after.display)
@@ -107,7 +107,7 @@ def _rows(before: Leaf | None, after: Leaf | None) -> Iterator[_Row]:
 
 
 def _entries(leaf: Leaf | None) -> dict[str, tuple[Any, Any]]:
-    """The entries of a list by their ids, each with what may be shown of it; empty if it has none."""
+    """Return the entries of a list by their ids, each with what may be shown of it; empty if it has none."""
     if leaf is None or not isinstance(leaf.value, list | tuple):
         return {}
     if not all(isinstance(entry, Mapping) and "id" in entry for entry in leaf.value):

@@ -29,7 +29,7 @@ class Document(NamedTuple):
 
 
 def read_document(path: FilePath, named_by: str = "") -> Document:
-    """The file as a tree with origins ``path:line``. `named_by` says what names the file, if not the caller.
+    """Return the file as a tree with origins ``path:line``. `named_by` says what names the file, if not the caller.
 
     Raises:
         ConfigError: it cannot be read, is not valid, has a key twice, or does not hold a mapping.
@@ -49,7 +49,7 @@ def read_document(path: FilePath, named_by: str = "") -> Document:
 
 
 def parse_text(text: str, origin: str) -> Node:
-    """The value that was meant by a text on the command line or in the environment.
+    """Return the value that was meant by a text on the command line or in the environment.
 
     ``[…]``, ``{…}`` and quoted texts are read as YAML, which includes JSON; anything else as one YAML scalar, so that
     ``#`` and ``: `` in passwords and addresses are just characters. What cannot be read is the text itself, without
@@ -76,7 +76,7 @@ def parse_text(text: str, origin: str) -> Node:
 
 
 def _read_json(text: str) -> Node | None:
-    """JSON is nearly YAML, but spells astral characters and large floats in ways of its own."""
+    """Read JSON, which is nearly YAML but spells astral characters and large floats in ways of its own."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({key for key, _ in pairs}) < len(pairs):
@@ -246,7 +246,10 @@ class _TomlKey(NamedTuple):
 
 
 def _toml_keys(text: str) -> Iterator[_TomlKey]:
-    """The headers and keys of a document: tomllib keeps no lines. A look is enough, as it has read the document."""
+    """Yield the headers and keys of a document: tomllib keeps no lines.
+
+    A look is enough, as it has read the document.
+    """
     prefix: Path = ()
     closing: str | None = None
     for number, line in enumerate(text.splitlines(), start=1):
@@ -264,7 +267,7 @@ def _toml_keys(text: str) -> Iterator[_TomlKey]:
 
 
 def _toml_lines(text: str) -> dict[Path, int]:
-    """The line of each key and header. A number in a path stands for an entry of a list."""
+    """Return the line of each key and header. A number in a path stands for an entry of a list."""
     lines: dict[Path, int] = {}
     entries: Counter[Path] = Counter()
 
@@ -289,7 +292,7 @@ def _toml_lines(text: str) -> dict[Path, int]:
 
 
 def _toml_duplicate(text: str) -> tuple[int, Path, int] | None:
-    """The first key of a refused document that is given twice: its line, the key, and where it was first."""
+    """Return the first key of a refused document that is given twice: its line, the key, and where it was first."""
     values: dict[Path, int] = {}
     #: Tables that keys with dots have made.
     dotted: dict[Path, int] = {}

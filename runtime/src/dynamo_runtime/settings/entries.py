@@ -24,12 +24,12 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def is_entry_list(node: Node | None) -> bool:
-    """Whether a node is a list as it was written, of which the entries are not read yet."""
+    """Return whether a node is a list as it was written, of which the entries are not read yet."""
     return isinstance(node, Leaf) and isinstance(node.value, list | tuple)
 
 
 def read_entries(leaf: Leaf, shape: Shape, key: str) -> Table:
-    """The entries of a list by name.
+    """Return the entries of a list by name.
 
     Raises:
         ConfigError: an entry is no mapping, has no name or a name that cannot be used, or two have the same.
@@ -56,7 +56,7 @@ def read_entries(leaf: Leaf, shape: Shape, key: str) -> Table:
 
 
 def merge_entries(lower: Node | None, upper: Node, shape: Shape, key: str, merge: Merge) -> Table:
-    """`upper` over `lower`, of which one at least is a list.
+    """Return `upper` over `lower`, of which one at least is a list.
 
     Raises:
         ConfigError: a list cannot be read, or a mapping over a list does not say which entry is meant.
@@ -71,7 +71,7 @@ def merge_entries(lower: Node | None, upper: Node, shape: Shape, key: str, merge
 
 
 def by_entry_name(layer: Table, tree: Table, shape: Shape, merge: Merge) -> Table:
-    """The layer with keys such as ``admission.fair-queue.max_wait`` put where the tree has the entry of that name.
+    """Return the layer with keys such as ``admission.fair-queue.max_wait`` put into the entry of that name.
 
     Where the section of the tree is a mapping, its plugin is the one entry. Variables of the environment have ``_`` for
     ``-``, and no capitals.
@@ -90,7 +90,7 @@ def by_entry_name(layer: Table, tree: Table, shape: Shape, merge: Merge) -> Tabl
 
 
 def settle(tree: Table, shape: Shape) -> Table:
-    """The merged tree with every key of a section inside one of its entries, or beside none if it has no entry.
+    """Return the merged tree with every key of a section inside one of its entries, or beside none if it has no entry.
 
     Raises:
         ConfigError: two entries hold keys of the section.
@@ -184,7 +184,7 @@ class _Addressed:
         return replace(self._below, children=self._children)
 
     def _pick(self) -> str | None:
-        """The entry that the mapping picks, which is added or enabled; None if it picks none."""
+        """Return the entry that the mapping picks, which is added or enabled; None if it picks none."""
         use, name = _written(self._above, "use"), _written(self._above, "name")
         if use is None and name is None:
             return None
@@ -232,7 +232,7 @@ class _Addressed:
 
 
 def _as_list(section: Table, shape: Shape, key: str) -> Table:
-    """A mapping as a list of one entry; of none, if it picks no plugin."""
+    """Return a mapping as a list of one entry; of none, if it picks no plugin."""
     use = _written(section, "use")
     if use is None or use == shape.fields["use"].default:
         return Table(section.origin, _common(section, shape), section.text, listed=True)
@@ -262,7 +262,7 @@ def _entries(node: Table, shape: Shape) -> dict[str, Table]:
 
 
 def _common(section: Table, shape: Shape) -> Mapping[str, Node]:
-    """The keys of a section that belong to core."""
+    """Return the keys of a section that belong to core."""
     return {name: node for name, node in section.children.items() if name in shape.fields and name != "use"}
 
 
@@ -275,7 +275,7 @@ def _is_enabled(entry: Node | None) -> bool:
 
 
 def _written(table: Table, key: str) -> str | None:
-    """The text of a key, or None."""
+    """Return the text of a key, or None."""
     node = table.children.get(key)
     if not isinstance(node, Leaf) or node.value is None:
         return None

@@ -14,7 +14,7 @@ from dynamo_runtime.settings.tree import DEFAULT, Leaf, Node, Path, Table, find,
 
 
 def merge(lower: Table, upper: Table, shape: Shape | None = None) -> Table:
-    """`upper` over `lower`: the upper value wins, tables are merged key by key.
+    """Return `upper` over `lower`: the upper value wins, tables are merged key by key.
 
     Where `upper` changes the `use` of a plugin section, the plugin keys of `lower` are dropped: they belonged to the
     other plugin. Without a `shape` no section is known and nothing is dropped.
@@ -46,7 +46,7 @@ def merge(lower: Table, upper: Table, shape: Shape | None = None) -> Table:
 
 
 def _is_listed(lower: Node | None, upper: Node, shape: Shape) -> bool:
-    """Whether a list of plugin sections comes of two layers. A null over something says nothing."""
+    """Return whether a list of plugin sections comes of two layers. A null over something says nothing."""
     if isinstance(upper, Leaf):
         return is_entry_list(upper)
     return not shape.is_section or upper.listed or (isinstance(lower, Table) and lower.listed)
@@ -64,7 +64,7 @@ def _changes_use(lower: Table, upper: Table, shape: Shape) -> bool:
 
 
 def check(table: Table, shape: Shape, path: Path = ()) -> None:
-    """Rejects unknown keys, and values where a table of settings belongs.
+    """Reject unknown keys, and value where a table of settings belongs.
 
     Raises:
         ConfigError: with the origin in front, and a suggestion.
@@ -108,7 +108,7 @@ def _check_entries(node: Node, shape: Shape, key: str) -> None:
 
 
 def fill(table: Table, shape: Shape) -> Table:
-    """The tree with the defaults of all missing values. A table with a required value is not added.
+    """Return the tree with the defaults of all missing values. A table with a required value is not added.
 
     Entries of lists of plugins stay as they are written.
     """
@@ -142,7 +142,7 @@ def _all_optional(shape: Shape) -> bool:
 
 
 def plugin_choices(layer: Table) -> Table:
-    """The part of a layer that picks plugins."""
+    """Return the part of a layer that picks plugins."""
     children: dict[str, Node] = {}
     for key, node in layer.children.items():
         if isinstance(node, Table):
@@ -155,7 +155,7 @@ def plugin_choices(layer: Table) -> Table:
 
 
 def expand(path: Sequence[str], workers: Sequence[str], tree: Table, value: object) -> list[Path]:
-    """The paths that are set to the value, with ``*`` replaced by every worker in turn.
+    """Return the paths that are set to the value, with ``*`` replaced by every worker in turn.
 
     A path into a section whose plugin wraps another one leads to the innermost. A plugin that wraps others already is
     picked where it is.
@@ -172,6 +172,6 @@ def expand(path: Sequence[str], workers: Sequence[str], tree: Table, value: obje
 
 
 def assign(layer: Table, path: Sequence[str], node: Node) -> Table:
-    """Sets one value in a layer; tables are merged into what is there."""
+    """Set one value in a layer; tables are merged into what is there."""
     single = replace_at(Table(node.origin), path, node)
     return merge(layer, single)

@@ -45,25 +45,26 @@ class SettingsView:
         self.tree = tree
 
     def origin(self, key: str) -> str:
-        """Where a key was set: ``config.yaml:12``, ``environment DYN_LOG``, …; ``default`` if nowhere."""
+        """Return where a key was set: ``config.yaml:12``, ``environment DYN_LOG``, …; ``default`` if nowhere."""
         node = find(self.tree, key.split("."))
         return node.origin if node is not None else DEFAULT
 
     def shown(self, key: str) -> Any:
-        """The value of a key as dumps show it; None if it is not set."""
+        """Return the value of a key as dumps show it; None if it is not set."""
         node = find(self.tree, key.split("."))
         return None if node is None else to_plain(node, redact=True)
 
     def dump(self, *, redact: bool = True) -> dict[str, Any]:
-        """The merged tree with the defaults of core; a new dictionary. Secrets are ``***`` unless `redact` is false.
+        """Return the merged tree with the defaults of core; a new dictionary.
 
-        A plugin's defaults are not in it: they are known to its own model only.
+        Secrets are ``***`` unless `redact` is false. A plugin's defaults are not in it: they are known to its own model
+        only.
         """
         dump: dict[str, Any] = copy.deepcopy(to_plain(self.tree, redact=redact))
         return dump
 
     def rows(self) -> list[tuple[str, Any, str]]:
-        """Every value as (key, value without secrets, origin), in the order of the configuration."""
+        """Return every value as (key, value without secrets, origin), in the order of the configuration."""
         return [(".".join(path), leaf.display, leaf.origin) for path, leaf in leaves(self.tree)]
 
 
@@ -91,7 +92,7 @@ class LoadedSettings(SettingsView):
         self.files = frozenset(files) | {FilePath(self._value(key)) for key in self.certificates}
 
     def fingerprint(self, *, without: Collection[str] = ()) -> str:
-        """A digest of all values and certificates, secrets too, except some keys."""
+        """Return a digest of all values and certificates, secrets too, except some keys."""
         values = [(".".join(path), leaf.value) for path, leaf in leaves(self.tree)]
         kept = [row for row in values if row[0] not in without]
         return sha256(repr((kept, sorted(self.certificates.items()))).encode()).hexdigest()
@@ -101,7 +102,7 @@ class LoadedSettings(SettingsView):
         return str(leaf.value or "") if isinstance(leaf, Leaf) else ""
 
     def plugin_config(self, section_path: str, config_cls: type[ConfigT]) -> ConfigT:
-        """Phase two: the plugin keys of a section, such as ``workers.mock.engine``, as the plugin's own model.
+        """Return phase two: the plugin keys of a section, such as ``workers.mock.engine``, as the plugin's own model.
 
         The section may be an entry of a list, such as ``admission.fair-queue``, or that of a wrapped router, such as
         ``router.then``.
@@ -141,7 +142,7 @@ def load_settings(
     below: Table | None = None,
     above: Table | None = None,
 ) -> LoadedSettings:
-    """Merges all layers and validates what belongs to core. Nothing but `env` is read as the environment.
+    """Merge all layers and validate what belongs to core. Nothing but `env` is read as the environment.
 
     `LoadedSettings.again` does the same with the same arguments.
 
@@ -179,7 +180,7 @@ def view_settings(
     sets: Sequence[str] = (),
     flags: Mapping[str, object] | None = None,
 ) -> SettingsView:
-    """As `load_settings`, to look at: a value whose variable or file is missing is shown as such, and is no error.
+    """Load like `load_settings`, to look at: a value whose variable or file is missing is shown, and is no error.
 
     Raises:
         ConfigError: something else is wrong.
@@ -190,7 +191,7 @@ def view_settings(
 
 
 def _digest(path: str) -> str:
-    """That of a file; empty if it cannot be read, which is told where it is used."""
+    """Return that of a file; empty if it cannot be read, which is told where it is used."""
     try:
         return sha256(read_file(path, pipe=False).data).hexdigest()
     except OSError:
@@ -198,7 +199,7 @@ def _digest(path: str) -> str:
 
 
 def section_of(tree: Table, path: Sequence[str]) -> tuple[str, ...] | None:
-    """The plugin's section that a key of a tree belongs to, if it is one of the plugin's own keys."""
+    """Return the plugin's section that a key of a tree belongs to, if it is one of the plugin's own keys."""
     shape: Shape | None = _shape()
     node: Node | None = tree
     for index, key in enumerate(path):
@@ -229,7 +230,7 @@ def _merged(
     below: Table | None = None,
     above: Table | None = None,
 ) -> Table:
-    """All layers, one over the other, with the defaults below them."""
+    """Return all layers, one over the other, with the defaults below them."""
     shape = _shape()
     tree = _file_layers(file, _NamedSource.by(profile, "DYN_PROFILE", env), shape, below, flags)
     written = worker_names(tree)
@@ -272,7 +273,7 @@ class _NamedFile(NamedTuple):
         return cls(found, read_document(found, source.prefix))
 
     def plugin_files(self) -> PluginFiles:
-        """The plugins that the text of the file names, before any variable is filled in."""
+        """Return the plugins that the text of the file names, before any variable is filled in."""
         names = names_in(to_plain(self.document.tree))
         return PluginFiles(names, self.path.absolute().parent, self.path, self.document.status)
 
@@ -286,7 +287,7 @@ def _generic(path: Sequence[str]) -> tuple[str, ...]:
 
 
 def _example(engine: object) -> dict[str, Any]:
-    """What runs when there is no file: the built-in example, or one worker of the engine that a flag names."""
+    """Return what runs when there is no file: the built-in example, or one worker of the engine that a flag names."""
     if not isinstance(engine, str) or not engine:
         return EXAMPLE
     model = {"name": f"{engine}-model"}
@@ -324,7 +325,7 @@ def _file_layers(
 
 
 def _profiles(document: Table, shape: Shape) -> dict[str, Table]:
-    """All profiles of the file, checked for unknown keys whether they are used or not."""
+    """Return all profiles of the file, checked for unknown keys whether they are used or not."""
     node = document.children.get("profiles")
     if node is None or (isinstance(node, Leaf) and node.value is None):
         return {}
@@ -344,7 +345,7 @@ def _profiles(document: Table, shape: Shape) -> dict[str, Table]:
 
 
 def _reject_incomplete_workers(tree: Table, written: Sequence[str]) -> None:
-    """A worker that only the environment or --set speaks of, and that lacks its engine, is a misspelled one."""
+    """Reject a worker that only the environment or --set names and that lacks its engine: it is misspelled."""
     for name in worker_names(tree):
         worker = find(tree, ("workers", name))
         if name in written or worker is None:

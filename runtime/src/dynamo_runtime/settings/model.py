@@ -131,7 +131,7 @@ class OptionalSection(BaseModel):
 
 
 class ResponseStoreSection(OptionalSection):
-    """Where the frontend keeps responses between requests."""
+    """The store of responses between requests."""
 
     use: Text | None = Field(
         default=None, description="The response store plugin; null means that nothing is kept between requests."
@@ -163,7 +163,7 @@ class FrontendSection(PluginSection):
 
 
 class ThresholdSettings(BaseModel):
-    """When a worker is busy. Without admission control that goes by them they are checked and kept, and do nothing."""
+    """The thresholds of a busy worker. Without admission control that uses them they have no effect."""
 
     model_config = _STRICT
 
@@ -181,7 +181,7 @@ class ThresholdSettings(BaseModel):
 
 
 class AdmissionSection(ThresholdSettings, PluginSection):
-    """Which requests are admitted."""
+    """The admission of requests."""
 
     model_config = PluginSection.model_config
 
@@ -192,7 +192,7 @@ class AdmissionSection(ThresholdSettings, PluginSection):
 
 
 class AdmissionEntry(PluginEntry, AdmissionSection):
-    """One of the admission plugins that are asked in turn."""
+    """One of the admission plugins, which are asked in turn."""
 
     use: Text = Field(description="The admission plugin.")
 
@@ -218,25 +218,25 @@ SectionOrList: TypeAlias = Annotated[
 
 
 class RouterSection(PluginSection):
-    """Which worker serves a request."""
+    """The choice of a worker for a request."""
 
     use: Text = Field(default="round-robin", description="The router plugin.")
 
 
 class TransportSection(PluginSection):
-    """How requests reach workers."""
+    """The transport of requests to workers."""
 
     use: Text = Field(default="inproc", description="The transport plugin; `inproc` keeps everything in one process.")
 
 
 class DiscoverySection(PluginSection):
-    """How frontends find workers."""
+    """The discovery of workers by frontends."""
 
     use: Text = Field(default="memory", description="The discovery plugin; `memory` reaches one process only.")
 
 
 class EventsSection(OptionalSection):
-    """How workers tell routers about their caches and load."""
+    """The events of caches and load from workers to routers."""
 
     use: Text | None = Field(
         default=None, description="The transport whose event plane is used; null means `transport.use`."
@@ -244,7 +244,7 @@ class EventsSection(OptionalSection):
 
 
 class ExtensionEntry(PluginEntry):
-    """Something that runs beside the requests."""
+    """An extension, which runs beside the requests."""
 
     use: Text = Field(description="The extension plugin.")
     role: Literal["frontend", "worker", "both"] = Field(
@@ -252,7 +252,7 @@ class ExtensionEntry(PluginEntry):
     )
 
     def role_in(self, *, frontend: bool, worker: bool) -> str | None:
-        """The role in a process that has these parts; None if it does not run there."""
+        """Return the role in a process that has these parts; None if it does not run there."""
         if frontend and self.role != WORKER_ROLE:
             return FRONTEND_ROLE
         return WORKER_ROLE if worker and self.role != FRONTEND_ROLE else None
@@ -345,7 +345,7 @@ class ClientSettings(BaseModel):
 
 
 class LogSettings(BaseModel):
-    """What is logged, and how."""
+    """The level and format of logs."""
 
     model_config = _STRICT
 
@@ -386,7 +386,7 @@ class ModelSettings(BaseModel):
 
 
 class HealthCheckSettings(BaseModel):
-    """How a worker finds out that its engine does not answer any more."""
+    """The check of a worker whether its engine still answers."""
 
     model_config = _STRICT
 

@@ -38,7 +38,7 @@ _ASSIGNED = re.compile(
 
 
 def redacted(path: Sequence[str], value: Any) -> Any:
-    """The value as it may be shown: ``***`` if a key on its path speaks of a secret, or if it is the hash of one.
+    """Return the value as it may be shown: ``***`` if its path names a secret, or if it is the hash of one.
 
     Addresses are shown without credentials.
     """
@@ -65,7 +65,7 @@ def _redacted(keys: list[str], value: Any) -> Any:
 
 
 def without_credentials(text: str, *, address: bool = False) -> str:
-    """A text in which what may be a login or a key is ``***``; `address` says that it is meant as an address.
+    """Return a text in which what may be a login or a key is ``***``; `address` says that it is meant as an address.
 
     Passwords may have any character, so an address is hidden up to its last ``@``, and so are its whole query and
     fragment.
@@ -86,7 +86,7 @@ def without_credentials(text: str, *, address: bool = False) -> str:
 
 
 def _is_login(text: str) -> bool:
-    """Whether a text may be ``user:password@host``."""
+    """Return whether a text may be ``user:password@host``."""
     login, at, _ = text.rpartition("@")
     return bool(at) and ":" in login and len(text.split()) == 1
 
@@ -102,7 +102,7 @@ class _Missing(Exception):
 def resolve(
     table: Table, env: Mapping[str, str], path: Path = (), *, lenient: bool = False, keys: Path | None = None
 ) -> Table:
-    """Fills in every reference, and notes for every value what may be shown of it.
+    """Fill in every reference, and note for every value what may be shown of it.
 
     With `lenient` a value whose reference cannot be resolved is marked as unfilled, and shows the reason. `keys` is the
     path without names of entries, which mark no secret.
@@ -122,7 +122,7 @@ def resolve(
 
 
 def referenced_files(table: Table) -> set[FilePath]:
-    """The files that ``${file:PATH}`` names anywhere in a tree that has not been resolved."""
+    """Return the files that ``${file:PATH}`` names anywhere in a tree that has not been resolved."""
     return {FilePath(name) for _, leaf in leaves(table) for name in _files_of(leaf.value)}
 
 
@@ -156,7 +156,7 @@ def _resolve_leaf(leaf: Leaf, env: Mapping[str, str], path: Path, keys: Path, le
 
 
 def _fill_in(value: Any, env: Mapping[str, str], where: str) -> tuple[Any, Any]:
-    """The value with references filled in, and the same as it may be shown."""
+    """Return the value with references filled in, and the same as it may be shown."""
     if isinstance(value, list):
         pairs = [_fill_in(child, env, where) for child in value]
         return [pair[0] for pair in pairs], [pair[1] for pair in pairs]

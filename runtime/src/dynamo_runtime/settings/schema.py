@@ -16,7 +16,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def config_schema(plugin_configs: Mapping[str, type[PluginConfig]]) -> dict[str, Any]:
-    """The schema of the whole file, draft 2020-12.
+    """Return the schema of the whole file, draft 2020-12.
 
     Args:
         plugin_configs: the model of the plugin in each section, by the section's path: ``frontend``, ``router``,
@@ -80,7 +80,7 @@ def _add_plugin(
 
 
 def _merge_list_forms(properties: dict[str, Any], definitions: dict[str, Any]) -> None:
-    """One definition for both forms of a section that may be a list: keywords of objects and of arrays do not meet."""
+    """Merge both forms of a section that may be a list: keywords of objects and of arrays do not meet."""
     for key, field in properties.items():
         if "oneOf" in field:
             (mapping,) = (option for option in field["oneOf"] if "$ref" in option)
@@ -90,7 +90,7 @@ def _merge_list_forms(properties: dict[str, Any], definitions: dict[str, Any]) -
 
 
 def _entry_of(use: str, name: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """A copy of the definition of an entry, for those that pick this plugin; the one for all refers to it."""
+    """Return a copy of the definition of an entry, for those that pick this plugin; the one for all refers to it."""
     target = {key: copy.deepcopy(value) for key, value in entry.items() if key != "allOf"}
     condition = {"properties": {"use": {"const": use}}, "required": ["use"]}
     entry.setdefault("allOf", []).append({"if": condition, "then": {"$ref": f"#/$defs/{name}"}})
@@ -105,7 +105,7 @@ def _follow(field: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
 
 
 def _without_required(node: Any) -> Any:
-    """The schema of a part of the configuration: the same keys, but none of them needed."""
+    """Return the schema of a part of the configuration: the same keys, but none of them needed."""
     if isinstance(node, dict):
         # A property may itself be called `required`; its schema is a mapping, the keyword's value a list.
         kept = {key: value for key, value in node.items() if key != "required" or not isinstance(value, list)}

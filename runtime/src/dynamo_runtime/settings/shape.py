@@ -1,4 +1,4 @@
-"""Which keys a pydantic model knows, as a tree: for merging, for defaults, and for suggestions."""
+"""The known keys of a pydantic model as a tree: for merging, defaults, and suggestions."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Shape:
     default: Any = REQUIRED
 
     def child(self, key: str) -> Shape | None:
-        """The shape below a key; None for unknown keys and for keys of plugins."""
+        """Return the shape below a key; None for unknown keys and for keys of plugins."""
         return self.fields.get(key) or self.each or (_NESTED_SECTION if self.is_section and key == NESTED else None)
 
     def at(self, path: Iterable[str | int]) -> Shape | None:
-        """The shape at a path, in which a number stands for an entry of a list; or None."""
+        """Return the shape at a path, in which a number stands for an entry of a list; or None."""
         shape: Shape | None = self
         for key in path:
             if shape is not None:
@@ -53,7 +53,7 @@ _NESTED_SECTION = Shape(is_table=True, is_section=True, fields={"use": Shape()})
 
 @cache
 def shape_of(model: type[BaseModel]) -> Shape:
-    """The keys of a model, as they are written in a file."""
+    """Return the keys of a model, as they are written in a file."""
     fields = {info.alias or name: _field_shape(info) for name, info in model.model_fields.items()}
     return Shape(is_table=True, fields=fields, is_section=model.model_config.get("extra") == "allow")
 
@@ -70,7 +70,7 @@ def _field_shape(info: FieldInfo) -> Shape:
 
 
 def _item_shape(annotation: Any) -> Shape | None:
-    """What the entries of a list hold, or of the list that is one of several choices."""
+    """Return what the entries of a list hold, or of the list that is one of several choices."""
     origin = get_origin(annotation)
     if origin in (tuple, list):
         return _table_shape(get_args(annotation)[0])
@@ -95,7 +95,7 @@ def _table_shape(annotation: Any) -> Shape | None:
 
 
 def suggestion(name: str, known: Iterable[str], *, quote: str = "'") -> str:
-    """``; did you mean 'x'?`` if something known is close, else the known names, else nothing."""
+    """Return ``; did you mean 'x'?`` if something known is close, else the known names, else nothing."""
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:

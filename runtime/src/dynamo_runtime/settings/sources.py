@@ -24,9 +24,10 @@ _SEPARATOR = "__"
 
 
 def environment_layer(env: Mapping[str, str], shape: Shape, tree: Table) -> Table:
-    """Everything in `env` that begins with ``DYN_``. Empty variables count as not set. `tree` is what it is laid over.
+    """Return everything in `env` that begins with ``DYN_``. Empty variables count as not set.
 
-    A nested name beats a flat one for the same key, and a deeper one beats a mapping given as a whole.
+    `tree` is what it is laid over. A nested name beats a flat one for the same key, and a deeper one beats a mapping
+    given as a whole.
 
     Raises:
         ConfigError: a variable is not known.
@@ -64,7 +65,7 @@ def environment_layer(env: Mapping[str, str], shape: Shape, tree: Table) -> Tabl
 
 
 def _lenient_seconds(name: str, text: str) -> str:
-    """Replaces a number below zero by zero, and a text that is no number by the empty text, the default."""
+    """Replace a number below zero by zero, and a text that is no number by the empty text, the default."""
     try:
         number = float(text or 0)
         if not math.isfinite(number):
@@ -76,7 +77,7 @@ def _lenient_seconds(name: str, text: str) -> str:
 
 
 def set_layer(sets: Sequence[str], shape: Shape) -> Table:
-    """The ``--set a.b=value`` arguments; later ones win.
+    """Return the ``--set a.b=value`` arguments; later ones win.
 
     Raises:
         ConfigError: an argument has no ``=`` or an unknown key.
@@ -101,14 +102,16 @@ def _checked(path: Path, node: Node, shape: Shape) -> Table:
 
 
 def _displayable(path: Path, text: str) -> str:
-    """The text of an argument as origins may show it."""
+    """Return the text of an argument as origins may show it."""
     value = to_plain(parse_text(text, ""))
     shown = redacted(path, value)
     return text if shown == value else str(redacted(path, text) if isinstance(value, str) else HIDDEN)
 
 
 def flag_layer(flags: Mapping[str, object], tree: Table) -> Table:
-    """Command-line flags by name, as in ``{"--http-port": 8000}``; None means not given. `tree` is what is below.
+    """Return command-line flags by name, as in ``{"--http-port": 8000}``; None means not given.
+
+    `tree` is what is below.
 
     Raises:
         ConfigError: there is no such flag.
@@ -127,7 +130,10 @@ def flag_layer(flags: Mapping[str, object], tree: Table) -> Table:
 
 
 def option_layer(options: Mapping[str, tuple[str, object]]) -> Table:
-    """Flags that are not in the table: the key that each sets, and its value. Texts are read as those of ``--set``."""
+    """Return flags that are not in the table: the key that each sets, and its value.
+
+    Texts are read as those of ``--set``.
+    """
     layer = Table("flags")
     for name, (key, value) in options.items():
         origin = f"flag {name}"
@@ -137,12 +143,12 @@ def option_layer(options: Mapping[str, tuple[str, object]]) -> Table:
 
 
 def environment_name(path: Iterable[str]) -> str:
-    """The nested environment name of a key."""
+    """Return the nested environment name of a key."""
     return PREFIX + _SEPARATOR.join(path).upper()
 
 
 def worker_names(table: Table) -> tuple[str, ...]:
-    """The workers in a tree."""
+    """Return the workers in a tree."""
     workers = table.children.get("workers")
     return tuple(workers.children) if isinstance(workers, Table) else ()
 

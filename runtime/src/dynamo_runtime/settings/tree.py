@@ -1,4 +1,4 @@
-"""Raw configuration: nested tables of values, each with a note of where it came from."""
+"""Raw configuration: nested tables of values, each with its origin."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ Node: TypeAlias = Leaf | Table
 
 
 def location(origin: str, key: str) -> str:
-    """The place of a value for messages: its origin and its key, neither of them twice."""
+    """Return the place of a value for messages: its origin and its key, neither of them twice."""
     if origin == DEFAULT:
         return key
     # The key of a `--set` argument is in its origin; a key below it is not.
@@ -56,7 +56,7 @@ def location(origin: str, key: str) -> str:
 
 
 def find(table: Table, path: Sequence[str]) -> Node | None:
-    """The node at a path, or None."""
+    """Return the node at a path, or None."""
     node: Node | None = table
     for key in path:
         if not isinstance(node, Table):
@@ -66,7 +66,7 @@ def find(table: Table, path: Sequence[str]) -> Node | None:
 
 
 def replace_at(table: Table, path: Sequence[str], node: Node) -> Table:
-    """A copy with `node` at `path`; tables on the way are made, and take the place of values."""
+    """Return a copy with `node` at `path`; tables on the way are made, and take the place of values."""
     key, *rest = path
     if rest:
         below = table.children.get(key)
@@ -75,7 +75,7 @@ def replace_at(table: Table, path: Sequence[str], node: Node) -> Table:
 
 
 def to_plain(node: Node, *, redact: bool = False) -> Any:
-    """The tree without origins, as new dictionaries."""
+    """Return the tree without origins, as new dictionaries."""
     if isinstance(node, Table):
         plain = {key: to_plain(child, redact=redact) for key, child in node.children.items()}
         return list(plain.values()) if node.listed else plain
@@ -83,7 +83,10 @@ def to_plain(node: Node, *, redact: bool = False) -> Any:
 
 
 def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
-    """Every value with its path, in the order of the tree. An empty table counts as a value, except at the top."""
+    """Yield every value with its path, in the order of the tree.
+
+    An empty table counts as a value, except at the top.
+    """
     if isinstance(node, Leaf):
         yield path, node
     elif node.children:
@@ -94,7 +97,7 @@ def leaves(node: Node, path: Path = ()) -> Iterator[tuple[Path, Leaf]]:
 
 
 def from_plain(value: object, origin: str) -> Node:
-    """A tree in which everything has the same origin. Numbers may be meant as words: a model may be called 7."""
+    """Return a tree in which everything has the same origin. Numbers may be meant as words: a model may be called 7."""
     if isinstance(value, Mapping):
         return Table(origin, {str(key): from_plain(child, origin) for key, child in value.items()})
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -102,7 +105,7 @@ def from_plain(value: object, origin: str) -> Node:
 
 
 def relabelled(table: Table, prefix: str) -> Table:
-    """The same tree with every origin ``o`` turned into ``prefix (o)``."""
+    """Return the same tree with every origin ``o`` turned into ``prefix (o)``."""
 
     def relabel(node: Node) -> Node:
         origin = f"{prefix} ({node.origin})"

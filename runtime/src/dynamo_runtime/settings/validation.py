@@ -1,4 +1,4 @@
-"""Validation by pydantic, with errors that say where a value came from and never show a secret."""
+"""Validation by pydantic, with errors that name the origin of a value and never show a secret."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _LONGEST_SHOWN = 80
 
 @dataclass(frozen=True, slots=True)
 class ValidationSubject:
-    """What is being validated, for messages."""
+    """The name of the validated settings, for messages."""
 
     #: The keys it knows, for suggestions.
     shape: Shape
@@ -64,7 +64,7 @@ class ValidationSubject:
 def validate(
     build: Callable[[dict[str, Any]], ModelT], table: Table, subject: ValidationSubject
 ) -> tuple[ModelT, Table]:
-    """The model that `build` makes of the table, and the table with the values as they were taken.
+    """Return the model that `build` makes of the table, and the table with the values as they were taken.
 
     Raises:
         ConfigError: one line about the first error; misspelled keys come first.
@@ -77,7 +77,7 @@ def validate(
 def validate_lenient(
     build: Callable[[dict[str, Any]], ModelT], table: Table, subject: ValidationSubject
 ) -> tuple[ModelT | None, Table]:
-    """As `validate`, but values that are unfilled may be wrong: then there is no model.
+    """Validate like `validate`, but unfilled values may be wrong: then there is no model.
 
     Raises:
         ConfigError: something else is wrong.
@@ -125,7 +125,7 @@ def _retried_as_text(table: Table, errors: Iterable[ErrorDetails]) -> tuple[Tabl
 
 
 def _locate(table: Table, loc: tuple[int | str, ...]) -> tuple[Path, Node, str]:
-    """The deepest node on the way to an error, its path, and what follows inside it or is missing from it."""
+    """Return the deepest node on the way to an error, its path, and what follows inside it or is missing from it."""
     node: Node = table
     path: Path = ()
     rest = ""

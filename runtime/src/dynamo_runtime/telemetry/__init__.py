@@ -1,1 +1,1 @@
-"""Accounting of requests, their spans, and the export of these."""
+"""Accounting of requests, their spans, and span export."""

@@ -16,13 +16,13 @@ class AccessLog:
 
     @hookimpl
     def dynamo_request_finished(self, record: RequestRecord) -> None:
-        """Logs the record at level info, without the fields that are None."""
+        """Log the record at level info, without the fields that are None."""
         if log.isEnabledFor(logging.INFO):
             log.info("request finished", extra={"fields": fields(record)})
 
 
 def fields(record: RequestRecord) -> dict[str, Any]:
-    """The fields of a line. Durations are in milliseconds, the worker's id in hex."""
+    """Return the fields of a line. Durations are in milliseconds, the worker's id in hex."""
     row: dict[str, Any] = {
         "model": record.model,
         "endpoint": record.endpoint,

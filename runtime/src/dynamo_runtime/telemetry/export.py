@@ -30,13 +30,13 @@ _close: Callable[[], None] | None = None
 
 
 def export_enabled(env: Mapping[str, str] | None = None) -> bool:
-    """Whether spans are to be exported. ``OTEL_SDK_DISABLED`` wins."""
+    """Return whether spans are to be exported. ``OTEL_SDK_DISABLED`` wins."""
     env = os.environ if env is None else env
     return _true(env.get(ENABLED, "")) and not _true(env.get("OTEL_SDK_DISABLED", ""))
 
 
 def configure_export(service_name: str) -> bool:
-    """Begins to export spans, if it is enabled; whether it is. ``OTEL_SERVICE_NAME`` goes before `service_name`.
+    """Begin to export spans, if it is enabled; whether it is. ``OTEL_SERVICE_NAME`` goes before `service_name`.
 
     Raises:
         ConfigError: a variable is wrong, or the exporter is not installed.
@@ -62,9 +62,9 @@ def configure_export(service_name: str) -> bool:
 
 
 def shutdown_export(timeout: float = FLUSH_TIMEOUT) -> bool:
-    """Ends export and waits up to `timeout` seconds for what was recorded to leave; whether it did. Safe twice.
+    """End export, wait up to `timeout` seconds for the recorded spans to leave, and return whether they did.
 
-    It blocks: call it when the event loop has ended.
+    Safe twice. It blocks: call it when the event loop has ended.
     """
     global _close
     close, _close = _close, None

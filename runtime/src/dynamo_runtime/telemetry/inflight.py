@@ -1,4 +1,4 @@
-"""The accounting of client requests: their metrics, their ids, and the record of each at its end."""
+"""The accounting of client requests: their metrics, their ids, and their record at the end."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class _Families:
         )
 
     def failed(self, error_type: str) -> None:
-        """Counts a failure."""
+        """Count a failure."""
         self.failures.labels(_CLASSES.get(error_type, _CLASSES[INTERNAL]), error_type).inc()
 
 
@@ -198,7 +198,7 @@ class _EndpointSeries:
         self._families.failed(error_type)
 
     def ended(self) -> None:
-        """Marks the metrics as changed: a request has ended."""
+        """Mark the metrics as changed: a request has ended."""
         self._families.changed()
 
 
@@ -228,7 +228,7 @@ class RequestTracker:
     def begin(
         self, *, model: str, endpoint: str, streaming: bool, headers: dict[str, str], principal: Principal = ANONYMOUS
     ) -> Inflight:
-        """A request for a model that exists. It is counted in when the returned context is entered.
+        """Return a request for a model that exists. It is counted in when the returned context is entered.
 
         `endpoint` is the label value, such as ``chat_completions`` or ``embeddings``. `headers` has lower-case
         names; an invalid `traceparent` or `x-request-id` is as good as none. `principal` is who asks.
@@ -257,7 +257,7 @@ class RequestTracker:
         )
 
     def refused(self, error_type: str) -> None:
-        """Counts a request that ended before its model was known: a failure without a model."""
+        """Count a request that ended before its model was known: a failure without a model."""
         self._families.failed(error_type)
         self._families.changed()
 
@@ -407,7 +407,7 @@ class Inflight:
             self._span.__exit__(None, None, None)
 
     def prompt_tokens(self, count: int) -> None:
-        """Records the length of the prompt. Only the first call counts."""
+        """Record the length of the prompt. Only the first call counts."""
         if self._entered and self._prompt_tokens is None:
             self._prompt_tokens = count
             self._series.input_length.observe(count)
@@ -415,7 +415,7 @@ class Inflight:
             self._enter_pipeline()
 
     def output(self, tokens: int) -> None:
-        """Records new tokens that are about to be sent to the client; call once per write, not per token."""
+        """Record new tokens that are about to be sent to the client; call once per write, not per token."""
         if tokens <= 0 or not self._entered:
             return
         now = self._clock()
@@ -434,13 +434,13 @@ class Inflight:
         self._series.output_tokens.inc(tokens)
 
     def routed(self, instance_id: int | None) -> None:
-        """Records the worker that accepted the request; after a migration, another one."""
+        """Record the worker that accepted the request; after a migration, another one."""
         if self._entered:
             self._instance_id = instance_id
             self._enter_pipeline()
 
     def succeed(self, finish_reason: str | None, cached_tokens: int | None = None) -> None:
-        """Records that the whole answer was sent. `cached_tokens` are prompt tokens from the engine's cache."""
+        """Record that the whole answer was sent. `cached_tokens` are prompt tokens from the engine's cache."""
         if self._error_type is None:
             self._cached_tokens = cached_tokens
             self._error_type = ""
@@ -448,7 +448,7 @@ class Inflight:
             self._finish_reason = finish_reason
 
     def fail(self, error_type: str, http_status: int, error: BaseException | None = None) -> None:
-        """Records what the client is told, and the error behind it, which operators see if it is the server's."""
+        """Record what the client is told, and the error behind it, which operators see if it is the server's."""
         if self._error_type is None:
             self._error_type = error_type or INTERNAL
             self._http_status = http_status
@@ -457,14 +457,14 @@ class Inflight:
                 self._reason = _reason(error)
 
     def disconnected(self) -> None:
-        """Records that the client disconnected. Does nothing once the whole answer was sent."""
+        """Record that the client disconnected. Do nothing once the whole answer was sent."""
         if self._gone or self._error_type == "":
             return
         self._gone = True
         self.fail(CANCELLED, CLIENT_CLOSED_REQUEST)
 
     def _describe_start(self) -> None:
-        """Writes what is known at the start to the span."""
+        """Write what is known at the start to the span."""
         self._span.set_attributes(
             {
                 # Models are asked with POST only.
@@ -520,7 +520,7 @@ class Inflight:
             series.inflight.dec()
 
     def _record(self, now: float) -> RequestRecord:
-        """Counts the request out and describes it."""
+        """Count the request out and describe it."""
         error_type = INTERNAL if self._error_type is None else self._error_type
         status = "error" if error_type else "success"
         series = self._series
@@ -567,7 +567,7 @@ class Inflight:
         )
 
     def _describe(self, record: RequestRecord) -> None:
-        """Writes the outcome to the span. A mistake of the client, or its disconnect, is no error of the server."""
+        """Write the outcome to the span. A mistake of the client, or its disconnect, is no error of the server."""
         span = self._span
         span.set_attributes(
             {

@@ -1,4 +1,4 @@
-"""How late the event loop runs: what every request waits for when something holds the loop."""
+"""The lag of the event loop, which every request feels when something blocks it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class LoopLag(AsyncResource):
         self._due = 0.0
 
     def start(self) -> None:
-        """Begins to measure, in the running event loop. Safe twice."""
+        """Begin to measure, in the running event loop. Safe twice."""
         if self._timer is None:
             self._arm()
 
     async def aclose(self) -> None:
-        """Ends. Safe twice, and without `start`."""
+        """End. Safe twice, and without `start`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

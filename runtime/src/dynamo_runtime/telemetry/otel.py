@@ -47,7 +47,7 @@ _HEX = re.compile(r"[0-9a-f]{32}/[0-9a-f]{16}")
 
 
 def connect(service_name: str, ratio: float | None) -> tuple[Recorder, Callable[[], None]]:
-    """A recorder whose spans are exported by OTLP over HTTP, and what flushes and closes it.
+    """Return a recorder whose spans are exported by OTLP over HTTP, and what flushes and closes it.
 
     `ratio` is the share of new traces that are recorded; None leaves it to the SDK, which takes all unless told
     otherwise. Where spans go, and with which headers, the exporter reads from the environment.
@@ -78,11 +78,11 @@ class RandomIds(IdGenerator):
         self._bits = random.Random().getrandbits  # noqa: S311 - ids need to differ, not to be secret
 
     def generate_span_id(self) -> int:
-        """64 bits, not all zero."""
+        """Return 64 bits, not all zero."""
         return self._bits(64) or 1
 
     def generate_trace_id(self) -> int:
-        """128 bits, not all zero."""
+        """Return 128 bits, not all zero."""
         return self._bits(128) or 1
 
 
@@ -100,7 +100,7 @@ class SpanRecorder:
         links: Sequence[TraceLink],
         parent: TraceContext | None,
     ) -> Span:
-        """As `start_span`."""
+        """Start a span, like `start_span`."""
         remote = parent is not None
         if parent is None:
             parent = _innermost()
@@ -166,7 +166,7 @@ class _OtelSpan(Span):
 
 
 def _innermost() -> TraceContext | None:
-    """The current span: ours, or one that was opened inside it with OpenTelemetry's own API."""
+    """Return the current span: ours, or one that was opened inside it with OpenTelemetry's own API."""
     ours = tracing.current.get()
     theirs = trace.get_current_span().get_span_context()
     if not theirs.is_valid or (ours is not None and f"{theirs.span_id:016x}" == ours.span_id):
@@ -190,7 +190,7 @@ def _named(context: TraceContext, *, remote: bool) -> SpanContext:
 
 
 def _known(links: Sequence[TraceLink]) -> list[SpanContext]:
-    """The links that can be: they come from other processes. The SDK leaves out those that are all zero."""
+    """Return the links that can be: they come from other processes. The SDK leaves out those that are all zero."""
     return [
         SpanContext(int(link.trace_id, 16), int(link.span_id, 16), is_remote=True, trace_flags=_SAMPLED)
         for link in links

@@ -1,4 +1,4 @@
-"""The way of request events from where they happen to the extensions that read them."""
+"""The delivery of request events to extensions."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class RequestEventHub:
         self._subscriptions: tuple[BoundedSubscription, ...] = ()
 
     def publish(self, event: RequestEvent) -> None:
-        """Gives an event to each subscription. Never waits, never raises."""
+        """Give an event to each subscription. Never waits, never raises."""
         for subscription in self._subscriptions:
             subscription.put(event)
 
     def subscribe(self, capacity: int, candidates: int, dropped: CounterLike) -> BoundedSubscription:
-        """A new subscription; `dropped` counts what its reader loses."""
+        """Return a new subscription; `dropped` counts what its reader loses."""
         if capacity < 1 or candidates < 0:
             raise ValueError("a subscription holds at least one event, and no less than 0 candidates")
         subscription = BoundedSubscription(capacity, candidates, dropped, self._remove)
@@ -88,7 +88,7 @@ class BoundedSubscription(Subscription):
         return len(self._events)
 
     def put(self, event: RequestEvent) -> None:
-        """Holds an event, in place of the oldest if there is no room."""
+        """Hold an event, in place of the oldest if there is no room."""
         events = self._events
         if len(events) >= self._capacity:
             events.popleft()
@@ -117,13 +117,13 @@ class BoundedSubscription(Subscription):
         self.close()
 
     def close(self) -> None:
-        """As `aclose`, at once."""
+        """Close like `aclose`, at once."""
         self._closed = True
         self._remove(self)
         self._wake()
 
     async def _filled(self) -> bool:
-        """Returns once there is an event, or none will come any more; whether there is one."""
+        """Return once there is an event, or none will come any more; whether there is one."""
         if self._waiter is not None:
             raise RuntimeError("a subscription has one reader")
         while not self._events and not self._closed:
@@ -157,7 +157,7 @@ class ExtensionRequestEvents:
         return subscription
 
     def close(self) -> None:
-        """Closes the subscriptions that the extension has left open."""
+        """Close the subscriptions that the extension has left open."""
         for subscription in self._made:
             subscription.close()
         self._made.clear()

@@ -1,4 +1,4 @@
-"""The span of one attempt: from the choice of a worker to the end of what it streams. Made only if it is recorded."""
+"""The span of one attempt, from the choice of a worker to the end of its stream. Made only if it is recorded."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class RouteSpan:
         self._ctx = ctx
 
     def chosen(self, instance_id: int, ctx: EngineContext) -> None:
-        """The router has decided; `ctx` is the attempt's, by which the worker's spans come below this one."""
+        """Record the router's choice; `ctx` is the attempt's, which puts the worker's spans below this one."""
         # Ids are 64 bits, more than collectors take for a number.
         self._span.set_attribute("worker_id", f"{instance_id:016x}")
         ctx.metadata.update(self._span.context.to_headers())
 
     def end(self, error: DynamoError | None) -> None:
-        """The attempt is over; `error` says why it failed, if it did."""
+        """End the span of the attempt; `error` says why it failed, if it did."""
         span = self._span
         if self._ctx.is_stopped() or (error is not None and chain_has(error, Cancelled)):
             # Cancelling is not an error.
@@ -47,7 +47,7 @@ def route_span(
     last: DynamoError | None,
     from_worker: int | None,
 ) -> RouteSpan | None:
-    """Opens the span below the one that `ctx.metadata` names; None if no spans are recorded.
+    """Open the span below the one that `ctx.metadata` names; None if no spans are recorded.
 
     `last` is why the attempt before this one failed, `from_worker` the worker that had it.
     """

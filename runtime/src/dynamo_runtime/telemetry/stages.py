@@ -1,4 +1,4 @@
-"""Metrics of the stages that a request passes before a worker has it: how many are in each, and for how long."""
+"""Metrics of the stages before a worker has a request: how many are in each, and for how long."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Stage:
         self._current = current
 
     def enter(self) -> float:
-        """Counts a request in; returns the time, for `leave`."""
+        """Count a request in; return the time, for `leave`."""
         self._current.inc()
         return time.perf_counter()
 
     def leave(self, since: float) -> None:
-        """Counts the request out."""
+        """Count the request out."""
         self._current.dec()
         self._duration.observe(time.perf_counter() - since)
 
@@ -53,5 +53,5 @@ class Stages:
         )
 
     def stage(self, name: str, phase: str = "") -> Stage:
-        """One stage. `phase` is the role of the worker to be found; empty before it is known."""
+        """Return one stage. `phase` is the role of the worker to be found; empty before it is known."""
         return Stage(self._durations.labels(name), self._current.labels(name, phase))

@@ -1,1 +1,1 @@
-"""The way in: an engine with a life in discovery, a limit on what it takes, and streams that keep their promises."""
+"""The worker: an engine registered in discovery, with a capacity limit and validated streams."""

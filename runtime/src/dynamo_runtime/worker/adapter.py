@@ -1,4 +1,4 @@
-"""Between a served call and the engine: a place in the gate, cancellation, spans, a stream that keeps its promises."""
+"""The adapter between a served call and the engine: capacity gate, cancellation, spans, validation."""
 
 from __future__ import annotations
 
@@ -100,22 +100,22 @@ class EngineAdapter(AsyncResource):
         self._validate = validator_enabled()
 
     async def generate(self, request: PreprocessedRequest, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
-        """The handler of ``generate``: refuses, or takes a place that is given back when the call has ended."""
+        """Return the handler of ``generate``: refuses, or takes a place that is given back when the call has ended."""
         ticket = self._enter(ctx)
         return self._generate(request, ctx, ticket)
 
     async def embed(self, request: EmbedRequest, ctx: ServedContext) -> AsyncGenerator[EmbedOutput, None]:
-        """The handler of ``embed``."""
+        """Return the handler of ``embed``."""
         ticket = self._enter(ctx)
         return self._whole("embed", request, EmbedOutput, "an EmbedOutput", ctx, ticket)
 
     async def score(self, request: ScoreRequest, ctx: ServedContext) -> AsyncGenerator[ScoreOutput, None]:
-        """The handler of ``score``."""
+        """Return the handler of ``score``."""
         ticket = self._enter(ctx)
         return self._whole("score", request, ScoreOutput, "a ScoreOutput", ctx, ticket)
 
     async def aclose(self) -> None:
-        """Refuses new calls and waits for `abort` calls under way to end, cancelling them."""
+        """Refuse new calls and wait for `abort` calls under way to end, cancelling them."""
         self._closed = True
         await self._aborts.aclose()
 
@@ -213,7 +213,7 @@ class EngineAdapter(AsyncResource):
             self._warn("error", item.error_message or "without a message", ctx)
 
     def _watched(self, stream: Any, request: PreprocessedRequest, ctx: ServedContext, terminals: int) -> Any:
-        """The items of a stream, checked and followed where that is wanted."""
+        """Return the items of a stream, checked and followed where that is wanted."""
         check_stream(self._engine, stream)
         items = stream
         if self._validate:
@@ -230,7 +230,7 @@ class EngineAdapter(AsyncResource):
         ctx: ServedContext,
         ticket: Ticket,
     ) -> AsyncGenerator[OutputT, None]:
-        """The answer of a method of the engine that gives a single output."""
+        """Yield the answer of a method of the engine that gives a single output."""
         with self._scope(ctx), self._payload_span(ctx, method):
             if not ticket.in_engine and not await self._place(ctx, ticket):
                 return
@@ -248,7 +248,7 @@ class EngineAdapter(AsyncResource):
                 raise as_backend_error(error) from error
 
     def _misuse(self, error: Exception, stream: Any, item: Any) -> Exception:
-        """What went wrong, by its right name if the last item was of a wrong type.
+        """Return what went wrong, by its right name if the last item was of a wrong type.
 
         Looked at when something has failed: in service the type of an item that passes is not looked at.
         """
@@ -258,7 +258,7 @@ class EngineAdapter(AsyncResource):
         return error
 
     def _failure(self, error: Exception, ctx: ServedContext) -> DynamoError:
-        """Counts what the engine raised, tells of it, and makes it one of our errors."""
+        """Count what the engine raised, tells of it, and make it one of our errors."""
         self._metrics.error("generate")
         if isinstance(error, ContractViolation):
             log.error("engine %s of worker %s: %s", self._name, self._worker, error)
@@ -269,7 +269,7 @@ class EngineAdapter(AsyncResource):
         return as_backend_error(error)
 
     def _warn(self, kind: str, text: object, ctx: ServedContext, place: str = "") -> None:
-        """Tells of a failure that the engine told on purpose: of each kind and line once in a while."""
+        """Tell of a failure that the engine told on purpose: of each kind and line once in a while."""
         if not self._is_news(kind, place):
             return
         log.warning(
@@ -289,14 +289,14 @@ class EngineAdapter(AsyncResource):
         return logs.RequestScope(ctx.id, ctx.metadata.get("x-request-id"))
 
     def _payload_span(self, ctx: ServedContext, endpoint: str) -> Span:
-        """The worker's own span of a call, below the caller's that `ctx.metadata` names."""
+        """Return the worker's own span of a call, below the caller's that `ctx.metadata` names."""
         span = start_span("handle_payload", kind="server", parent=TraceContext.from_headers(ctx.metadata))
         if span.recording:
             span.set_attributes({**self._identity, "endpoint": endpoint, "request_id": ctx.id})
         return span
 
     async def _place(self, ctx: ServedContext, ticket: Ticket) -> bool:
-        """Waits for a place in the engine; False if the caller gave up before."""
+        """Wait for a place in the engine; False if the caller gave up before."""
         forget = ctx.on_stop(ticket.wake)
         try:
             await ticket.ready()
@@ -319,7 +319,7 @@ class EngineAdapter(AsyncResource):
 
 
 class _Abort:
-    """When the engine is told that the caller gave up: at once, or, `held`, not before the first token.
+    """The abort of a request at the engine: at once, or, `held`, not before the first token.
 
     A decode worker's engine may still be receiving the KV cache from the prefill worker; to abort it then would leave
     the transfer without an end. If the stream ends first, the engine is never told.
@@ -335,14 +335,14 @@ class _Abort:
         self._forget = ctx.on_stop(self._stopped)
 
     def first_token(self) -> None:
-        """There is a first token. Repeating it does nothing."""
+        """Record the first token. Repeating it does nothing."""
         self._held = False
         if self._wanted:
             self._wanted = False
             self._adapter._abort(self._ctx)
 
     def forget(self) -> None:
-        """The stream has ended: nothing is left to abort."""
+        """Forget a stream that has ended: nothing is left to abort."""
         self._wanted = False
         # Let go of, too: it knows this object.
         forget, self._forget = self._forget, _nothing
@@ -357,7 +357,7 @@ class _Abort:
 
 
 def _raised_at(error: Exception) -> str:
-    """The line that raised an error, in brackets; empty if it is the framework's own."""
+    """Return the line that raised an error, in brackets; empty if it is the framework's own."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -367,7 +367,7 @@ def _raised_at(error: Exception) -> str:
 
 
 def _linked(item: LLMEngineOutput, span: Span) -> LLMEngineOutput:
-    """The item with the place of the span in it; a copy, for engines may yield the same object to many."""
+    """Return the item with the place of the span in it; a copy, for engines may yield the same object to many."""
     return msgspec.structs.replace(item, worker_trace_link=span.link)
 
 

@@ -1,4 +1,4 @@
-"""Names the line of an engine that holds the event loop: `time.sleep`, a library that waits, a long computation.
+"""Detection of the engine line that blocks the event loop: `time.sleep`, a waiting library, a long computation.
 
 While it does, every other request of the process stands still, and nothing inside the loop can tell.
 """
@@ -51,12 +51,12 @@ class BlockingWatch(AsyncResource):
         self._looker: _Looker | None = None
 
     def start(self) -> None:
-        """Begins to look."""
+        """Begin to look."""
         self._looker = _Looker.of_this_thread(self._look)
         self._looker.add(self)
 
     async def aclose(self) -> None:
-        """Ends it. Safe twice, and without `start`."""
+        """End it. Safe twice, and without `start`."""
         looker, self._looker = self._looker, None
         if looker is not None:
             looker.remove(self)
@@ -64,7 +64,7 @@ class BlockingWatch(AsyncResource):
     # In the thread.
 
     def judge(self, frame: FrameType | None, workers: Collection[str]) -> None:
-        """One look: `frame` is the loop's innermost. `workers` are those whose engine it may be."""
+        """Judge one look: `frame` is the loop's innermost. `workers` are those whose engine it may be."""
         place = self._place(frame)
         self._seen.append(place)
         if place is not None and self._seen.count(place) >= SAME:
@@ -100,7 +100,7 @@ class _Looker:
 
     @classmethod
     def of_this_thread(cls, look: float) -> _Looker:
-        """The one that looks at the calling thread."""
+        """Return the one that looks at the calling thread."""
         watched = threading.get_ident()
         looker = cls._running.get(watched)
         if looker is None:
@@ -116,13 +116,13 @@ class _Looker:
         self._thread = threading.Thread(target=self._run, name="blocking watch", daemon=True)
 
     def add(self, watch: BlockingWatch) -> None:
-        """One more watch. The first has the thread begin."""
+        """Add a watch. The first one begins the thread."""
         self._put([*chain.from_iterable(self._watches), watch])
         if self._thread.ident is None:
             self._thread.start()
 
     def remove(self, watch: BlockingWatch) -> None:
-        """One watch less. The last has the thread end."""
+        """Remove a watch. The last one ends the thread."""
         self._put([one for one in chain.from_iterable(self._watches) if one is not watch])
         if not self._watches:
             self._running.pop(self._watched, None)

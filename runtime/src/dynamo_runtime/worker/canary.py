@@ -1,4 +1,4 @@
-"""Whether an engine still answers: by what it streams anyway, and by a probe when it has been silent for a while."""
+"""The canary: is the engine alive, by its streams, or by a probe after a silence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Verdict = Callable[[bool, str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """How a worker is probed; times in seconds."""
+    """The settings of a worker's probe; times in seconds."""
 
     #: Silence of the engine before a probe.
     wait: float = 10.0
@@ -46,7 +46,7 @@ class HealthCheck:
 
 
 class Beats:
-    """Counts what an engine streams. It costs one plain call per item, and no look at the clock."""
+    """A counter of an engine's items. It costs one plain call per item, and no look at the clock."""
 
     __slots__ = ("count",)
 
@@ -54,12 +54,15 @@ class Beats:
         self.count = 0
 
     def watch(self, items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """The same stream, counted."""
+        """Return the same stream, counted."""
         return _Counted(self, items)
 
 
 class _Counted(AsyncGenerator[Any, None]):
-    """Passes everything on. A caller that asks for an item has got the one before, so the first one does not count."""
+    """A stream that passes everything on.
+
+    A caller that asks for an item has got the one before, so the first one does not count.
+    """
 
     __slots__ = ("_beats", "_begun", "_items")
 
@@ -106,11 +109,11 @@ class Canary(AsyncResource):
         self.answers = True
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Begin to watch."""
         self._tasks.spawn(self._run(), name="canary")
 
     async def aclose(self) -> None:
-        """Stops watching; a probe under way is taken back. Safe twice, and without `start`."""
+        """Stop watching; a probe under way is taken back. Safe twice, and without `start`."""
         await self._tasks.aclose()
 
     async def _run(self) -> None:
@@ -134,7 +137,7 @@ class Canary(AsyncResource):
                 log.exception("what the canary found could not be told")
 
     async def _ask(self) -> str:
-        """Why the engine does not answer; empty if it does."""
+        """Return why the engine does not answer; empty if it does."""
         seen = self._beats.count
         why = ""
         try:
@@ -151,7 +154,7 @@ class Canary(AsyncResource):
 async def probe(
     transport: Transport, instance: Instance, endpoint: Endpoint, request: PreprocessedRequest, timeout: float
 ) -> None:
-    """Sends a probe to a worker and returns once it has answered; its first item must come within `timeout` seconds.
+    """Send a probe to a worker and return once it has answered; its first item must come within `timeout` seconds.
 
     Raises:
         ResponseTimeout: nothing came in time.

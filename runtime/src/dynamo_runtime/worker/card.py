@@ -1,4 +1,4 @@
-"""The records with which a worker registers."""
+"""The records that a worker registers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NEEDS = {
 
 
 def public_name(worker: WorkerConfig, engine: EngineConfig) -> str:
-    """The name under which clients ask for the model."""
+    """Return the name under which clients ask for the model."""
     return worker.served_model_name or worker.model_name or engine.served_model_name or engine.model
 
 
@@ -55,7 +55,7 @@ def make_card(
     files: list[ModelFile],
     parsers: ParserChoice = NO_CHOICE,
 ) -> ModelCard:
-    """The model card of one worker. Its checksum covers what all workers of a model must agree on."""
+    """Return the model card of one worker. Its checksum covers what all workers of a model must agree on."""
     mode = worker.disaggregation_mode
     types = [] if mode is DisaggregationMode.PREFILL else list(worker.endpoint_types)
     if types:
@@ -111,7 +111,7 @@ def make_instance(
     system_url: str | None = None,
     lease_ttl: float | None = None,
 ) -> Instance:
-    """The instance record of one worker in this process; `lease_ttl` in seconds."""
+    """Return the instance record of one worker in this process; `lease_ttl` in seconds."""
     return Instance(
         instance_id=instance_id,
         namespace=worker.namespace,

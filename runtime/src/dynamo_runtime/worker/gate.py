@@ -10,7 +10,7 @@ from dynamo_core.errors import WorkerOverloaded
 
 
 class CapacityGate:
-    """Hands out places in the engine in order of arrival. Without a limit everybody goes straight in."""
+    """A gate that hands out places in the engine in order of arrival. Without a limit all go straight in."""
 
     def __init__(self, metrics: MetricsScope, *, limit: int | None, queue: int) -> None:
         self._limit = limit
@@ -34,7 +34,7 @@ class CapacityGate:
         return len(self._queue)
 
     def enter(self) -> Ticket:
-        """A place in the engine or in the queue.
+        """Return a place in the engine or in the queue.
 
         Raises:
             WorkerOverloaded: both are full.
@@ -69,7 +69,7 @@ class CapacityGate:
 
 
 class Ticket:
-    """One request's place; it is given back exactly once, by `leave`."""
+    """One request's place; it is released exactly once, by `leave`."""
 
     __slots__ = ("_gate", "_in_engine", "_left", "_waiter", "_woken")
 
@@ -86,19 +86,19 @@ class Ticket:
         return self._in_engine
 
     async def ready(self) -> None:
-        """Returns when the engine may be called, or when the request was woken for another reason."""
+        """Return when the engine may be called, or when the request was woken for another reason."""
         if not self._in_engine and not self._woken:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
     def wake(self) -> None:
-        """Ends the wait without granting: the request is to be given up."""
+        """End the wait without granting: the request is to be given up."""
         self._woken = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def leave(self) -> None:
-        """Gives the place back. Safe twice."""
+        """Give the place back. Safe twice."""
         if not self._left:
             self._left = True
             self._gate._leave(self, self._in_engine)

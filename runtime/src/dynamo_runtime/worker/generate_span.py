@@ -1,4 +1,4 @@
-"""What the span ``engine.generate`` tells about a stream. Made only for a span that is recorded."""
+"""The attributes of the span ``engine.generate``. Made only for a span that is recorded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMES = {
 
 
 class GenerateSpan:
-    """Follows one stream and sets the attributes of its span. `clock` gives seconds."""
+    """A follower of one stream that sets the attributes of its span. `clock` gives seconds."""
 
     __slots__ = ("_begun", "_clock", "_ctx", "_failed", "_gaps", "_last", "_span", "_terminal", "_tokens")
 
@@ -61,7 +61,7 @@ class GenerateSpan:
             span.add_link(link)
 
     def item(self, item: LLMEngineOutput) -> None:
-        """An item that the engine yielded."""
+        """Record an item that the engine yielded."""
         if not_empty(item):
             now = self._clock()
             if self._last is None:
@@ -77,13 +77,13 @@ class GenerateSpan:
                 self._span.set_error(item.error_message or NO_REASON)
 
     def failed(self, error: DynamoError, *, setup: bool) -> None:
-        """The stream ended with an error; `setup` if the engine gave none at all."""
+        """Record that the stream ended with an error; `setup` if the engine gave none at all."""
         self._failed = True
         self._span.set_attribute("error_kind", SETUP_FAILED if setup else error.kind)
         self._span.set_error(describe(error))
 
     def ended(self) -> None:
-        """The stream has ended, in whichever way."""
+        """Record that the stream has ended, in whichever way."""
         span = self._span
         dropped = not (self._terminal or self._failed)
         span.set_attributes({"output_tokens": self._tokens, "cancelled": dropped or self._ctx.is_stopped()})
@@ -103,12 +103,12 @@ class GenerateSpan:
 
 
 def not_empty(item: LLMEngineOutput) -> bool:
-    """Whether an item holds a part of the answer."""
+    """Return whether an item holds a part of the answer."""
     return bool(item.token_ids or item.text or item.delta)
 
 
 def nearest_rank(ordered: list[float], share: float) -> float:
-    """The value at a share of an ordered list that is not empty: the one whose rank is nearest, halves rounded up."""
+    """Return the value at a share of an ordered, not empty list: the nearest rank, halves rounded up."""
     return ordered[int((len(ordered) - 1) * share + 0.5)]
 
 

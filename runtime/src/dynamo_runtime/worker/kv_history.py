@@ -1,4 +1,4 @@
-"""What a worker remembers of its own KV events, for routers that missed some, or came later.
+"""A worker's history of its KV events, for routers that missed some or came later.
 
 Of each rank it keeps the newest events, and what the cache holds after all of them. Who has missed a few events is told
 those; everybody else is told what is held.
@@ -31,7 +31,7 @@ _Held = tuple[int | None, int]
 
 
 class _Rank:
-    """One rank: its newest events, and what it holds, each block after the one it follows if that is still there."""
+    """One rank: its newest events, and its blocks, each after the one it follows if that is still there."""
 
     __slots__ = ("held", "last", "recent")
 
@@ -57,7 +57,7 @@ class _Rank:
             held.clear()
 
     def since(self, event_id: int) -> list[KvEvent] | None:
-        """The events after one; None if they are not all here."""
+        """Return the events after one; None if they are not all here."""
         missed = self.last - event_id
         if not 0 <= missed <= len(self.recent):
             return None
@@ -65,20 +65,20 @@ class _Rank:
 
 
 class KvHistory:
-    """The memory of one worker, and the handler of ``kv_history``; `epoch` tells this run of it from earlier ones."""
+    """The event history of one worker, and the handler of ``kv_history``; `epoch` identifies this run."""
 
     def __init__(self, epoch: int, *, kept: bool = True) -> None:
-        """Without `kept` nothing is remembered, and every question is refused."""
+        """Remember nothing without `kept`, and refuse every question."""
         self._epoch = epoch
         self._kept = kept
         self._ranks: dict[int, _Rank] = {}
 
     def begin(self, dp_rank: int) -> None:
-        """There is such a rank, though nothing has happened on it yet."""
+        """Begin the history of a rank on which nothing has happened yet."""
         self._ranks.setdefault(dp_rank, _Rank())
 
     def note(self, event: KvEvent) -> None:
-        """Takes an event of any rank, in order."""
+        """Take an event of any rank, in order."""
         if self._kept:
             rank = self._ranks.get(event.dp_rank)
             if rank is None:
@@ -86,7 +86,7 @@ class KvHistory:
             rank.note(event)
 
     async def serve(self, request: KvHistoryRequest, ctx: ServedContext) -> AsyncGenerator[KvHistoryPart, None]:
-        """The handler.
+        """Return the handler.
 
         Raises:
             NotSupported: nothing is kept here.
@@ -113,7 +113,7 @@ class KvHistory:
 
 
 def _chains(held: list[tuple[int, _Held]]) -> Iterator[KvStored]:
-    """Blocks in runs that follow one another, each after what it follows. What follows on nothing is left out."""
+    """Return blocks in runs that follow one another, each after its parent. Blocks without a parent are left out."""
     told: set[int] = set()
     waiting: dict[int, list[tuple[int, int]]] = {}
     run: list[KvBlock] = []

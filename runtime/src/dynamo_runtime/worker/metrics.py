@@ -11,7 +11,7 @@ _DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10
 
 
 class WorkerMetrics:
-    """What a worker counts of the requests it serves. Children are looked up once."""
+    """The metrics of a worker's requests. Children are looked up once."""
 
     def __init__(self, metrics: MetricsScope) -> None:
         prefix = "dynamo_component_"
@@ -46,7 +46,7 @@ class WorkerMetrics:
         ).labels()
 
     def request(self) -> Callable[[], None]:
-        """Counts a request in; the result counts it out."""
+        """Count a request in; the result counts it out."""
         begun = time.perf_counter()
         self._inflight.inc()
 
@@ -59,21 +59,21 @@ class WorkerMetrics:
         return ended
 
     def cancelled(self) -> None:
-        """The caller of a request gave up."""
+        """Record that the caller of a request gave up."""
         self._cancellations.inc()
 
     def error(self, error_type: str) -> None:
-        """A request failed."""
+        """Record that a request failed."""
         self._errors.labels(error_type).inc()
 
     def loaded(self, seconds: float) -> None:
-        """The engine has started."""
+        """Record that the engine has started."""
         self._load_time.set(seconds)
 
     def drained(self, seconds: float) -> None:
-        """The engine has been drained, or was given up."""
+        """Record that the engine has been drained, or was given up."""
         self._drain_time.set(seconds)
 
     def cleaned_up(self, seconds: float) -> None:
-        """The engine has been cleaned up, or was given up."""
+        """Record that the engine has been cleaned up, or was given up."""
         self._cleanup_time.set(seconds)

@@ -16,7 +16,7 @@ PIECE = 256 * 1024
 
 
 def read_files(config: WorkerConfig) -> dict[str, bytes]:
-    """The files that a worker's model consists of, by bare name; a template of its own takes the folder's place.
+    """Return the files that a worker's model consists of, by bare name; a template of its own takes the folder's place.
 
     Raises:
         ConfigError: the folder or the template cannot be used.
@@ -41,7 +41,7 @@ class ModelFiles:
         ]
 
     async def serve(self, request: ModelFileRequest, ctx: ServedContext) -> AsyncGenerator[ModelFileChunk, None]:
-        """The handler of ``model_file``."""
+        """Return the handler of ``model_file``."""
         data = self._files.get(request.name)
         if data is None:
             raise InvalidArgument(f"there is no model file {request.name!r}")

@@ -1,4 +1,4 @@
-"""Which parsers frontends read a model's answers with: those that are named, or those that its folder speaks for."""
+"""The choice of a model's parsers: those named, or those that its folder indicates."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _tokenizers = msgspec.json.Decoder(_AddedTokens)
 def choose_parsers(
     config: WorkerConfig, files: Mapping[str, bytes], candidates: Candidates, *, parsed: bool = True
 ) -> ParserChoice:
-    """The parsers for a worker's model, from the files of its folder. May take a while: call it in a thread.
+    """Return the parsers for a worker's model, from the files of its folder. May take a while: call it in a thread.
 
     `parsed`: whether the engine leaves its answers to be parsed; `auto` is none otherwise.
     """
@@ -84,7 +84,7 @@ def choose_parsers(
 
 
 def log_choice(worker: str, choice: ParserChoice) -> None:
-    """Tells the operator what a worker's answers are read with, and warns where more than one parser fits."""
+    """Tell the operator what a worker's answers are read with, and warn where more than one parser fits."""
     if choice.tools == choice.reasoning:
         log.info("worker %s: its answers are not parsed: %s", worker, choice.tools.reason)
         return
@@ -99,7 +99,7 @@ def log_choice(worker: str, choice: ParserChoice) -> None:
 
 
 def ambiguity(worker: str, key: str, chosen: ChosenParser) -> str:
-    """What an operator can do where more than one parser fits."""
+    """Return what an operator can do where more than one parser fits."""
     fits = ", ".join(f"{name} ({reason})" for name, reason in chosen.fits.items())
     return (
         f"{key} is {AUTO_PARSER}, and more than one parser fits, so that none is used: {fits}; "
@@ -108,7 +108,7 @@ def ambiguity(worker: str, key: str, chosen: ChosenParser) -> str:
 
 
 def model_text(files: Mapping[str, bytes]) -> ModelText:
-    """What the files of a model's folder say of how it writes. Unreadable files say nothing."""
+    """Return what the files of a model's folder say of how it writes. Unreadable files say nothing."""
     settings = _object(files, TOKENIZER_CONFIG)
     return ModelText(
         template=_template(files, settings),
@@ -151,7 +151,7 @@ def _recognized(cls: ParserType, model: ModelText) -> str | None:
 
 
 def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str:
-    """The templates that may be used: those of the files, else those in the settings of the tokenizer."""
+    """Return the templates that may be used: those of the files, else those in the settings of the tokenizer."""
     texts = [files[name].decode(errors="replace") for name in (CHAT_TEMPLATE, TOOL_TEMPLATE) if name in files]
     return "\n".join(texts if CHAT_TEMPLATE in files else [_listed_template(files, settings), *texts])
 

@@ -1,4 +1,4 @@
-"""The request that a worker's canary sends, and where it comes from."""
+"""The request of the canary, and its origin."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def probe_request(
     card: ModelCard,
     files: Mapping[str, bytes],
 ) -> PreprocessedRequest | None:
-    """The request to probe with: `configured`, else what the engine has `offered`, else one token after one token.
+    """Return the request to probe with: `configured`, else the one `offered`, else one token after one token.
 
     A text is JSON, or ``@`` and the name of a file with JSON in it. None if it cannot be used, which the log tells.
     """
@@ -74,7 +74,7 @@ def _default(card: ModelCard, files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def _first_token(files: Mapping[str, bytes]) -> int:
-    """The id of the token with which a text begins, as the model's files have it."""
+    """Return the id of the token with which a text begins, as the model's files have it."""
     for name in (MODEL_CONFIG, GENERATION_CONFIG):
         try:
             found = read_json(files[name])["bos_token_id"]

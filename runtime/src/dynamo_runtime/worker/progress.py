@@ -1,4 +1,4 @@
-"""Tells callers whose requests have no output for long that the engine is at work, where the engine reports that."""
+"""Progress reports to callers without output for long, where the engine makes progress."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ class ProgressReporter(AsyncResource):
         self._tasks = TaskSet()
 
     def start(self) -> None:
-        """Begins to report."""
+        """Begin to report."""
         self._tasks.spawn(self._run(), name="report-progress")
 
     async def aclose(self) -> None:
-        """Stops. Safe twice, and without `start`."""
+        """Stop. Safe twice, and without `start`."""
         await self._tasks.aclose()
 
     def follow(self, ctx: ServedContext) -> None:
-        """Reports to this caller until its call has ended."""
+        """Report to this caller until its call has ended."""
         self._calls[ctx] = _Followed()
         ctx.defer(lambda: self._forget(ctx))
 
     def watch(self, ctx: ServedContext, items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-        """The same items; while they come, the call is not silent."""
+        """Return the same items; while they come, the call is not silent."""
         followed = self._calls.get(ctx)
         return items if followed is None else followed.beats.watch(items)
 
@@ -71,7 +71,7 @@ class ProgressReporter(AsyncResource):
         self._calls.pop(ctx, None)
 
     def report(self) -> None:
-        """Asks the engine once, and tells those it concerns."""
+        """Ask the engine once, and tell those it concerns."""
         try:
             progress = self._engine.progress()
         except Exception:

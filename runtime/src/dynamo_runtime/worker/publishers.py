@@ -1,4 +1,4 @@
-"""What an engine tells of its cache and its load, put on the event plane.
+"""Publishers of an engine's cache events and load on the event plane.
 
 Best effort: what the plane drops is counted there, and subscribers see the gap. Nothing here makes an engine wait.
 """
@@ -35,7 +35,7 @@ LOAD_REFRESH = 2.0
 
 
 def new_epoch() -> int:
-    """A number for a run of a worker that is higher than those of earlier runs: milliseconds, and a random part."""
+    """Return a number for a run of a worker, higher than those of earlier runs: milliseconds, and a random part."""
     return time.time_ns() // 1_000_000 << 16 | secrets.randbits(16)
 
 
@@ -59,7 +59,7 @@ class EnginePublishers(AsyncResource):
         kv_history: bool = True,
         total_blocks: int | None = None,
     ) -> None:
-        """Subscribes to every source of a started engine; without `kv_events` it is not asked for those.
+        """Subscribe to every source of a started engine; without `kv_events` it is not asked for those.
 
         Without `kv_history` what was told of the cache is not remembered. `total_blocks` are the KV blocks of each
         rank, for loads that do not tell them.
@@ -86,7 +86,7 @@ class EnginePublishers(AsyncResource):
             self._tasks.spawn(loads.run(), name="load publisher")
 
     async def aclose(self) -> None:
-        """Sends what waits and stops publishing. Safe twice, and without `start`."""
+        """Send what waits and stop publishing. Safe twice, and without `start`."""
         await self._tasks.aclose()
         if self._events is not None:
             self._events.flush()
@@ -103,7 +103,7 @@ class EnginePublishers(AsyncResource):
 
 
 class KvEventPublisher:
-    """Sends the first event at the end of the loop turn, and those that soon follow together, a little later."""
+    """A publisher that sends the first event at the end of the loop turn, and those soon after together."""
 
     __slots__ = ("_batch", "_encoder", "_epoch", "_flushed", "_history", "_publisher", "_worker_id")
 
@@ -117,7 +117,7 @@ class KvEventPublisher:
         self._batch: list[RouterEvent] = []
 
     def send(self, event: KvEvent) -> None:
-        """Takes an event of any rank."""
+        """Take an event of any rank."""
         self._history.note(event)
         batch = self._batch
         batch.append(RouterEvent(self._worker_id, event, self._epoch))
@@ -135,7 +135,7 @@ class KvEventPublisher:
             self.flush()
 
     def flush(self) -> None:
-        """Sends what has gathered."""
+        """Send what has gathered."""
         batch, self._batch = self._batch, []
         if batch:
             self._publisher.send(self._encoder.encode(batch))
@@ -155,13 +155,13 @@ class LoadPublisher:
         self._changed = asyncio.Event()
 
     def send(self, load: ActiveLoad) -> None:
-        """Takes the load of a rank; one that says nothing new is dropped."""
+        """Take the load of a rank; one that says nothing new is dropped."""
         if self._latest.get(load.dp_rank) != load:
             self._latest[load.dp_rank] = self._dirty[load.dp_rank] = load
             self._changed.set()
 
     async def run(self) -> None:
-        """Sends until cancelled."""
+        """Send until cancelled."""
         loop = asyncio.get_running_loop()
         told = loop.time()
         while True:

@@ -1,4 +1,4 @@
-"""A worker's records in discovery, and the state in them, which operators set."""
+"""A worker's records in discovery, and the state that operators set in them."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Registration:
         return max(0.0, self._closed_at + self._notice - asyncio.get_running_loop().time())
 
     async def enter(self, card: ModelCard, instance: Instance) -> None:
-        """Puts the records."""
+        """Put the records."""
         # The card is there slightly before the instance, so that no frontend sees an instance without a model.
         await self._lease.put(CARDS + card.path, msgspec.json.encode(card))
         await self._put(instance)
         self._card, self._instance, self._listed = card, instance, True
 
     async def set_listed(self, listed: bool) -> None:
-        """Shows the worker to frontends, or takes it from their sight."""
+        """Show the worker to frontends, or take it from their sight."""
         async with self._changing:
             if self._left or self._instance is None:
                 return
@@ -74,7 +74,7 @@ class Registration:
             self._listed = listed
 
     async def leave(self) -> None:
-        """Removes the records, after a change that is under way."""
+        """Remove the records, after a change that is under way."""
         async with self._changing:
             self._left = True
             if self._instance is not None and self._card is not None:
@@ -84,7 +84,7 @@ class Registration:
     # What operators ask, by way of a frontend.
 
     async def serve(self, request: WorkerStateRequest, ctx: ServedContext) -> AsyncGenerator[WorkerStateReport, None]:
-        """The handler of ``worker_state``: takes the state, if one is asked for, and reports.
+        """Return the handler of ``worker_state``: takes the state, if one is asked for, and reports.
 
         Raises:
             InvalidArgument: no worker can be in this state.

@@ -31,7 +31,7 @@ ENDING = 5.0
 
 
 def validator_enabled(env: Mapping[str, str] | None = None) -> bool:
-    """Whether streams are to be validated in this process."""
+    """Return whether streams are to be validated in this process."""
     value = (os.environ if env is None else env).get(VARIABLE, "").strip().lower()
     if value:
         return value not in {"0", "false", "no", "off"}
@@ -39,7 +39,7 @@ def validator_enabled(env: Mapping[str, str] | None = None) -> bool:
 
 
 def vocabulary_of(files: Mapping[str, bytes]) -> int | None:
-    """How many token ids a model has, by the files of its folder; None if they do not say. No files: bytes."""
+    """Return how many token ids a model has, by the files of its folder; None if they do not say. No files: bytes."""
     if TOKENIZER not in files:
         return BYTES_VOCAB_SIZE
     try:
@@ -51,7 +51,7 @@ def vocabulary_of(files: Mapping[str, bytes]) -> int | None:
 
 
 def sent_twice(tokens: Sequence[int], item: Sequence[int]) -> bool:
-    """Whether an item begins with all the tokens that came before it."""
+    """Return whether an item begins with all the tokens that came before it."""
     return bool(tokens) and list(item[: len(tokens)]) == list(tokens)
 
 
@@ -74,7 +74,7 @@ class StreamRules:
         self.left = terminals
 
     def fault_of(self, item: LLMEngineOutput) -> str:
-        """What is wrong with the next item; empty if nothing is."""
+        """Return what is wrong with the next item; empty if nothing is."""
         if not self.left:
             return "item yielded after terminal item: `return` right after the terminal"
         fault = content_fault(item, self._vocabulary)
@@ -113,7 +113,9 @@ class StreamRules:
 async def validated(
     engine: LLMEngine, items: AsyncIterator[LLMEngineOutput], rules: StreamRules
 ) -> AsyncGenerator[LLMEngineOutput, None]:
-    """The same items. The terminal is held back until the stream has ended, so that what follows it fails the request.
+    """Yield the same items.
+
+    The terminal is held back until the stream has ended, so that what follows it fails the request.
 
     Raises:
         ContractViolation: an item breaks a rule, or is no `LLMEngineOutput`; or `generate` is no generator.

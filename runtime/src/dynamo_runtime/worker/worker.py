@@ -72,7 +72,7 @@ MIN_DRAIN = 1.0
 
 
 class WorkerState(enum.Enum):
-    """Where a worker is in its life."""
+    """The state of a worker's life."""
 
     INIT = "init"
     RUNNING = "running"
@@ -200,7 +200,7 @@ class Worker(AsyncResource):
         return f"the engine of worker {self._config.worker} is in {method}()" if method else ""
 
     async def lost(self) -> None:
-        """Returns when no request can be served here any more: the engine has died, or discovery has given up on it."""
+        """Return when no request can be served here any more: the engine has died, or discovery has given up on it."""
         if self._lease is None:
             return
         async with TaskSet() as watching:
@@ -215,7 +215,7 @@ class Worker(AsyncResource):
                 log.error("discovery has given up on worker %s", self._config.worker)
 
     async def start(self, *, system_url: str | None = None) -> None:
-        """Starts the engine, then serves, then registers. `system_url` is where its health and metrics are.
+        """Start the engine, then serve, then register. `system_url` is where its health and metrics are.
 
         If it is told to end before it is registered, by `interrupt` or `stop`, it has stopped when this returns.
 
@@ -237,7 +237,7 @@ class Worker(AsyncResource):
                 await self._stop(grace=False)
 
     def interrupt(self) -> None:
-        """Says that the process is to end: an engine that is starting may finish, nothing further begins.
+        """Say that the process is to end: an engine that is starting may finish, nothing further begins.
 
         Once the worker serves this changes nothing; `stop` is what ends it.
         """
@@ -262,7 +262,7 @@ class Worker(AsyncResource):
             await self._serve(self._lease, engine_config, files, system_url)
 
     async def stop(self, *, grace: bool = True, hurried: bool = False) -> None:
-        """Unregisters, waits the grace period, lets requests finish, drains, cleans up. Safe twice.
+        """Unregister, waits the grace period, lets requests finish, drains, cleans up. Safe twice.
 
         `hurried` skips the grace period. Without `grace` it does not wait for running requests either. Nor does it once
         it is cancelled; every later step is still taken. While the worker starts, this waits until its engine has
@@ -273,7 +273,7 @@ class Worker(AsyncResource):
             await self._stop(grace=grace, hurried=hurried)
 
     async def aclose(self) -> None:
-        """Stops at once: running requests are cut."""
+        """Stop at once: running requests are cut."""
         await self.stop(grace=False)
 
     async def _stop(self, *, grace: bool, hurried: bool = False) -> None:
@@ -423,7 +423,7 @@ class Worker(AsyncResource):
         return await probe_request(check.payload, offered, card=card, files=files)
 
     def _watched(self, lease: Lease, engine_config: EngineConfig, adapter: EngineAdapter) -> Handler:
-        """The handler of ``generate`` for a worker with a canary: answers are counted, probes are kept apart.
+        """Return the handler of ``generate`` for a worker with a canary: answers are counted, probes are kept apart.
 
         A probe asks whether the engine answers, not whether there is room: it takes no place from requests, is refused
         none, and shows in no metric. There is one at a time, so that a stuck engine does not collect them.
@@ -448,7 +448,7 @@ class Worker(AsyncResource):
         return Canary(send_probe, self._beats, check, self._judged)
 
     async def _judged(self, answers: bool, why: str) -> None:
-        """The canary's verdict: a worker whose engine does not answer is not routed to, and its calls go elsewhere."""
+        """Apply the canary's verdict: a worker with a silent engine gets no requests, its calls go elsewhere."""
         if self._registration is None or self._health_check is None:
             return
         if not answers and self._health_check.unregister:
@@ -532,7 +532,7 @@ class Worker(AsyncResource):
 
 
 def _checked(engine: LLMEngine, config: WorkerConfig, made: object) -> EngineConfig:
-    """What `start` returned; refuses what no request could be served with."""
+    """Return what `start` returned; refuses what no request could be served with."""
     engine_config = check_engine_config(engine, made)
     if not engine_config.model:
         raise BackendError.InvalidArgument("EngineConfig.model is empty")

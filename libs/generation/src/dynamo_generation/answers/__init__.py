@@ -1,1 +1,1 @@
-"""Whole answers and streams: from the items of engines to what a client reads."""
+"""Answers: from engine output to whole bodies and streams for clients."""

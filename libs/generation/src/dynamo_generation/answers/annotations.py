@@ -1,4 +1,4 @@
-"""Annotations: what `nvext.annotations` asks to be told beside the answer.
+"""Annotations: extra values beside the answer that `nvext.annotations` requests.
 
 In a unary answer an annotation is a key of `nvext`. In a stream it is an event of its name with a comment line of JSON,
 as the original has it. Where the client asks for `annotations_in: "chunks"`, it is a key of the `nvext` of a chunk
@@ -20,7 +20,7 @@ TIMING = "timing"
 
 
 class Timing:
-    """When a request came and when its first tokens did. `clock` gives seconds and only ever goes forward."""
+    """The times of a request's arrival and first tokens. `clock` is monotonic, in seconds."""
 
     __slots__ = ("_begun", "_clock", "_first", "_received")
 
@@ -31,11 +31,11 @@ class Timing:
         self._first: float | None = None
 
     def first_output(self) -> None:
-        """The first output is here."""
+        """Record the time of the first output."""
         self._first = self._clock()
 
     def value(self) -> dict[str, Any]:
-        """Milliseconds: when the request came (since 1970), then how long the first output and all of it took."""
+        """Return milliseconds: when the request came (since 1970), then the time to the first output and to all."""
         first = self._first
         return {
             "request_received_ms": round(self._received * 1000),
@@ -45,7 +45,7 @@ class Timing:
 
 
 def as_events(values: dict[str, Any]) -> bytes:
-    """Annotations as events of their names; of a list, each value is an event of its own, in order."""
+    """Return annotations as events of their names; of a list, each value is an event of its own, in order."""
     parts = []
     for name, value in values.items():
         if name == TOKEN_IDS:
@@ -57,7 +57,7 @@ def as_events(values: dict[str, Any]) -> bytes:
 
 
 def opening(wanted: Sequence[str], prompts: Sequence[Prompt], decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
-    """The annotations that come before the first chunk, each a list with a value per prompt."""
+    """Return the annotations that come before the first chunk, each a list with a value per prompt."""
     values: dict[str, Any] = {}
     if FORMATTED_PROMPT in wanted:
         values[FORMATTED_PROMPT] = [_text(prompt, decode) for prompt in prompts]
@@ -67,19 +67,22 @@ def opening(wanted: Sequence[str], prompts: Sequence[Prompt], decode: Callable[[
 
 
 def closing(wanted: Sequence[str], timing: Timing) -> dict[str, Any]:
-    """The annotations that come before the last finish chunk."""
+    """Return the annotations that come before the last finish chunk."""
     return {TIMING: timing.value()} if TIMING in wanted else {}
 
 
 def single(values: dict[str, Any]) -> dict[str, Any]:
-    """Annotations as they stand in `nvext`: lists of one value are that value."""
+    """Return annotations as they stand in `nvext`: lists of one value are that value."""
     return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in values.items()}
 
 
 def unary_extension(
     wanted: Sequence[str], prompts: Sequence[Prompt], timing: Timing, decode: Callable[[Sequence[int]], str]
 ) -> dict[str, Any] | None:
-    """The `nvext` object of a unary answer; None if nothing was asked for. Several prompts make lists of values."""
+    """Return the `nvext` object of a unary answer; None if nothing was asked for.
+
+    Several prompts make lists of values.
+    """
     return single(opening(wanted, prompts, decode) | closing(wanted, timing)) or None
 
 

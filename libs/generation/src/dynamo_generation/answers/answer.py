@@ -1,4 +1,4 @@
-"""All that one client request gets from engines: its streams, and what they become."""
+"""The answer to one client request: the engine streams behind it, and the events made from them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Answer:
         return self.choices[0].finish_reason
 
     def read(self, source: Source, outputs: Sequence[LLMEngineOutput] | None = None) -> list[Piece]:
-        """Everything that waits in a stream. If it ended badly, `failure` is set; what came before is given too.
+        """Return everything that waits in a stream. If it ended badly, `failure` is set; what came before is given too.
 
         `outputs` is what waited, if it has been taken already.
         """
@@ -103,17 +103,17 @@ class Answer:
                 pieces.append(Piece(choice, text, choice.scored, None, True, choice.parsed))
 
     def pause(self) -> None:
-        """The client cannot keep up."""
+        """Pause: the client cannot keep up."""
         for source in self.sources:
             source.pause()
 
     def resume(self) -> None:
-        """The client has caught up."""
+        """Resume: the client has caught up."""
         for source in self.sources:
             source.resume()
 
     async def aclose(self) -> None:
-        """Ends all streams. Goes on to the end although the caller is cancelled meanwhile."""
+        """End all streams. Go on to the end although the caller is cancelled meanwhile."""
         for source in self.sources:
             source.on_ready(None)
         only = self.sources[0].stream
@@ -140,7 +140,7 @@ class Answer:
 
 
 async def _let_end(stream: TokenStream) -> None:
-    """Waits a moment for a stream whose terminal has come to be complete: closing it now would look like giving up."""
+    """Wait a moment for a stream whose terminal has come to be complete: closing it now would look like giving up."""
     if stream.ended:
         return
     ended = asyncio.Event()
@@ -157,7 +157,7 @@ async def _let_end(stream: TokenStream) -> None:
 
 
 async def close_all(streams: Sequence[TokenStream]) -> None:
-    """Closes streams, all at once: an engine that is slow to stop does not keep the others running."""
+    """Close streams, all at once: an engine that is slow to stop does not keep the others running."""
     for result in await asyncio.gather(*(stream.aclose() for stream in streams), return_exceptions=True):
         if isinstance(result, BaseException):
             log.error("a stream could not be closed", exc_info=result)

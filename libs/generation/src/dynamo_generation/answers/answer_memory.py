@@ -1,4 +1,4 @@
-"""How much memory whole answers may take while they are collected."""
+"""The memory budget of whole answers while they are collected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP = 16 * 1024
 
 
 class AnswerMemory:
-    """What all answers of a process take, and may take. `most_each` and `most_all` are in bytes."""
+    """The memory of all answers of a process, and its limits. `most_each` and `most_all` are in bytes."""
 
     def __init__(self, services: FrontendServices, most_each: int, most_all: int) -> None:
         self.most_each = most_each
@@ -41,12 +41,12 @@ class AnswerMemory:
         return min(self.most_each, self.most_all)
 
     def add(self, size: int) -> None:
-        """So many bytes more; fewer if it is negative."""
+        """Add so many bytes; take away if negative."""
         self._taken += size
         self._level.set(self._taken)
 
     def too_large(self, held: int) -> Unavailable | None:
-        """Why an answer that holds so many bytes is to be given up; None if it is not.
+        """Return why an answer that holds so many bytes is to be given up; None if it is not.
 
         It has become too large itself, or all together have and it is one of the large ones.
         """
@@ -66,7 +66,7 @@ class AnswerMemory:
 
 
 class Holding:
-    """What one answer takes."""
+    """The memory that one answer holds."""
 
     __slots__ = ("_held", "_memory")
 
@@ -75,7 +75,7 @@ class Holding:
         self._held = 0
 
     def grow(self, size: int) -> None:
-        """The answer takes `size` bytes more.
+        """Add `size` bytes to the answer.
 
         Raises:
             Unavailable: that is too much; the answer is given up, and takes nothing any more.
@@ -89,6 +89,6 @@ class Holding:
             raise error
 
     def release(self) -> None:
-        """Gives everything back. Safe twice."""
+        """Give everything back. Safe twice."""
         self._memory.add(-self._held)
         self._held = 0

@@ -1,4 +1,4 @@
-"""What the routes that generate have in common."""
+"""The shared steps of all generating routes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """How answers are written.
+    """The settings and services for writing answers.
 
     `tasks` keeps what must run to its end although its request is over. `write_buffer` is how many bytes may wait for a
     slow reader.

@@ -1,4 +1,4 @@
-"""An answer as a list of parts, for APIs that tell text, reasoning and each call of a tool one after the other."""
+"""An answer as a list of content blocks, for APIs that send text, reasoning and each tool call as separate blocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynamo_generation.choices.choice import Choice, Piece
 
 
 class Kind(enum.Enum):
-    """What a part is."""
+    """The kind of a content block."""
 
     TEXT = enum.auto()
     REASONING = enum.auto()
@@ -48,7 +48,7 @@ class Block:
 
 
 class Change(enum.Enum):
-    """What happened to a part."""
+    """The kind of change to a content block."""
 
     BEGUN = enum.auto()
     MORE = enum.auto()
@@ -56,7 +56,7 @@ class Change(enum.Enum):
 
 
 class Step(NamedTuple):
-    """A change of one part; `text` is what came with `MORE`."""
+    """A change of one content block; `text` came with `MORE`."""
 
     change: Change
     block: Block
@@ -72,11 +72,11 @@ class Blocks:
         self._calls: dict[int, Block] = {}
 
     def begin_text(self) -> list[Step]:
-        """Begins a part of text, before it is known what it says."""
+        """Begin a part of text, before it is known what it says."""
         return self._begin(Kind.TEXT)
 
     def feed(self, deltas: Iterable[ParserDelta]) -> list[Step]:
-        """What some deltas change."""
+        """Return what some deltas change."""
         steps: list[Step] = []
         for delta in deltas:
             match delta:
@@ -95,7 +95,7 @@ class Blocks:
         return steps
 
     def end(self) -> list[Step]:
-        """The choice has ended. One that said nothing has one part, an empty text."""
+        """End the choice. One that said nothing has one part, an empty text."""
         steps = [] if self.all else self.begin_text()
         return steps + self._close()
 
@@ -124,7 +124,7 @@ def _grown(block: Block, text: str) -> Step:
 
 
 def deltas_of(piece: Piece) -> Sequence[ParserDelta]:
-    """What a piece says, told apart by the parsers here, by the engine, or not at all."""
+    """Return what a piece says, told apart by the parsers here, by the engine, or not at all."""
     if piece.parsed is not None:
         return piece.parsed
     if piece.delta is not None:
@@ -133,7 +133,10 @@ def deltas_of(piece: Piece) -> Sequence[ParserDelta]:
 
 
 def _from_chat(delta: Mapping[str, Any]) -> Iterator[ParserDelta]:
-    """A delta in the form of a chat chunk, as engines that take text make it. What is not understood is left out."""
+    """Yield a delta in the form of a chat chunk, as engines that take text make it.
+
+    What is not understood is left out.
+    """
     for name, make in (("reasoning_content", ReasoningDelta), ("content", ContentDelta), ("refusal", ContentDelta)):
         text = delta.get(name)
         if isinstance(text, str):
@@ -159,15 +162,15 @@ class BlockRenderer(ABC):
         self._choice: Choice | None = None
 
     def piece(self, piece: Piece) -> bytes:
-        """The events of what is new."""
+        """Return the events of what is new."""
         return self._written(self._blocks.feed(deltas_of(piece)))
 
     def extension(self, values: dict[str, Any]) -> bytes:
-        """These APIs have no annotations."""
+        """Return nothing: these APIs have no annotations."""
         return b""
 
     def add(self, collected: Collected, piece: Piece) -> int:
-        """Adds a piece to the one answer. Gives about how many bytes that takes."""
+        """Add a piece to the one answer. Give about how many bytes that takes."""
         self._blocks.feed(deltas_of(piece))
         return weight(piece)
 

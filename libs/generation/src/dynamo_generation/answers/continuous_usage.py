@@ -1,4 +1,4 @@
-"""Chunks that tell the usage so far, for clients that ask for it in every chunk."""
+"""Usage so far in every chunk, for clients that ask for it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class ContinuousUsage:
         self._usage = usage
 
     def opening(self, choice: Choice) -> bytes:
-        """What comes before the first text of a choice."""
+        """Return what comes before the first text of a choice."""
         return self._told(self._inner.opening(choice))
 
     def around(self, choice: Choice) -> None:
-        """Nothing stays the same."""
+        """Return no fields that stay the same."""
 
     def piece(self, piece: Piece) -> bytes:
-        """A piece of a choice."""
+        """Return a piece of a choice."""
         return self._told(self._inner.piece(piece))
 
     def finish(self, choice: Choice) -> bytes:
-        """The end of a choice."""
+        """Return the end of a choice."""
         return self._told(self._inner.finish(choice))
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The last chunk, without choices."""
+        """Return the last chunk, without choices."""
         return self._inner.usage(usage)
 
     def _told(self, chunks: bytes) -> bytes:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Framing(NamedTuple):
-    """The content type of a stream, and what breaks its silence: bytes that stand before an item and say nothing."""
+    """The content type of a stream, and the bytes that keep it alive before an item and carry nothing."""
 
     content_type: str
     keep_alive: bytes

@@ -1,4 +1,4 @@
-"""Work that may take long, in short pieces: the event loop does other things between them."""
+"""Scheduling of long work in short slices, so that the event loop runs other tasks between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Turns:
         self._armed = False
 
     def take(self, work: Callable[[], None]) -> None:
-        """Runs a piece: now, or as soon as those before it have had their turn."""
+        """Run a piece: now, or as soon as those before it have had their turn."""
         if self._queue or self._left <= 0:
             self._queue.append(work)
         else:
@@ -31,7 +31,7 @@ class Turns:
         self._arm()
 
     def again(self, work: Callable[[], None]) -> None:
-        """Runs a piece in another turn, behind those that wait."""
+        """Run a piece in another turn, behind those that wait."""
         self._queue.append(work)
         self._arm()
 

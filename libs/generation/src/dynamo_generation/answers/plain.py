@@ -1,4 +1,4 @@
-"""The short way of nearly every item of a stream: new tokens, and nothing else."""
+"""The fast path for nearly every stream item: new tokens, and nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class PlainPath:
 
     @staticmethod
     def of(choices: Sequence[Choice], renderer: ChunkRenderer, inflight: InflightRequest) -> PlainPath | None:
-        """The way for an answer of these choices; None if it needs more than this."""
+        """Return the way for an answer of these choices; None if it needs more than this."""
         choice = choices[0]
         if len(choices) == 1 and isinstance(choice, TokenChoice) and choice.plain:
             around = renderer.around(choice)
@@ -41,7 +41,7 @@ class PlainPath:
         return None
 
     def chunk(self, outputs: Sequence[LLMEngineOutput]) -> bytes | None:
-        """The chunk, empty if no text is certain yet; None if this is not its case and nothing was done."""
+        """Return the chunk, empty if no text is certain yet; None if this is not its case and nothing was done."""
         if len(outputs) != 1:
             return None
         output = outputs[0]

@@ -1,4 +1,4 @@
-"""Responses as raw bytes: the head and the body in one write, past aiohttp's response objects.
+"""Raw HTTP responses: head and body in one write, without aiohttp's response objects.
 
 Those build a dictionary of headers, call hooks, and serialise, for a head that is nearly the same each time: a third of
 what aiohttp costs for a short request. Plain responses take this fast path, all others the one of aiohttp.
@@ -51,30 +51,30 @@ class _Sent(web.StreamResponse):
 
 
 def sent() -> web.StreamResponse:
-    """What a handler returns when it has written the whole response itself."""
+    """Return what a handler returns when it has written the whole response itself."""
     return _Sent()
 
 
 def fast_path(http: web.Request) -> bool:
-    """Whether a response may be written as raw bytes: HTTP/1.1, the connection stays open, no header of ours to add."""
+    """Return whether a response may be raw bytes: HTTP/1.1, the connection stays open, no header to add."""
     if "origin" in http.headers or any_ignored(http):
         return False
     return http.version == HttpVersion11 and http.keep_alive
 
 
 def has_room(http: web.Request, size: int) -> bool:
-    """Whether so many bytes leave, or wait in the kernel and the transport, without anybody having to wait for them."""
+    """Return whether so many bytes leave, or fit the buffers of kernel and transport, without a wait."""
     transport = http.transport
     return size < SMALL and transport is not None and not transport.get_write_buffer_size()
 
 
 def json_answer(http: web.Request, body: bytes) -> bytes:
-    """A whole response with a JSON body."""
+    """Return a whole response with a JSON body."""
     return _JSON % (len(body), _date(int(time.time())), request_id_of(http).encode(), body)
 
 
 def refusal(http: web.Request, response: web.Response, body: bytes) -> bytes:
-    """A whole response that refuses a request; `response` has its status and headers, `body` is its body."""
+    """Return a whole response that refuses a request; `response` has its status and headers, `body` is its body."""
     date, name = _date(int(time.time())), request_id_of(http).encode()
     headers = "".join(f"{name}: {value}\r\n" for name, value in response.headers.items())
     reason = (response.reason or "").encode()
@@ -82,7 +82,7 @@ def refusal(http: web.Request, response: web.Response, body: bytes) -> bytes:
 
 
 def stream_head(http: web.Request, content_type: str) -> bytes:
-    """The head of a response whose chunks are the items of a stream."""
+    """Return the head of a response whose chunks are the items of a stream."""
     return _STREAM % (content_type.encode(), _date(int(time.time())), request_id_of(http).encode())
 
 

@@ -1,4 +1,4 @@
-"""What the two ways of writing an answer ask of a kind of answer."""
+"""The renderer interface between an API and the two ways of sending an answer, streamed and whole."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _KEPT_AS_JSON = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What all chunks of an answer share. `created` is in seconds since 1970."""
+    """The fields shared by all chunks of an answer. `created` is in seconds since 1970."""
 
     id: str
     created: int
     model: str
 
     def of(self, kind: str) -> dict[str, Any]:
-        """The fields that an object of this kind begins with."""
+        """Return the fields that an object of this kind begins with."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
 
@@ -47,29 +47,35 @@ class ChunkRenderer(Protocol):
     """Makes the items of a stream."""
 
     def opening(self, choice: Choice) -> bytes:
-        """What comes before the first text of a choice; may be empty."""
+        """Return what comes before the first text of a choice; may be empty."""
 
     def around(self, choice: Choice) -> tuple[bytes, bytes] | None:
-        """What stands before and after the escaped text of a piece that is only text; None if that keeps changing."""
+        """Return what stands before and after the escaped text of a piece that is only text.
+
+        None if that keeps changing.
+        """
 
     def piece(self, piece: Piece) -> bytes:
-        """A piece of a choice, with its log-probabilities if there are any; empty if there is nothing to show."""
+        """Return a piece of a choice, with its log-probabilities if there are any.
+
+        Empty if there is nothing to show.
+        """
 
     def finish(self, choice: Choice) -> bytes:
-        """The end of a choice."""
+        """Return the end of a choice."""
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The last chunk, without choices."""
+        """Return the last chunk, without choices."""
 
 
 class ScoreLists(Protocol):
     """Makes the lists of a `logprobs` object."""
 
     def fields(self, scored: Scored) -> Mapping[str, bytes]:
-        """By name, the values of all lists, joined."""
+        """Return the values of all lists by name, joined."""
 
     def field(self, name: str, scored: Scored) -> bytes:
-        """The values of the list of this name, joined."""
+        """Return the values of the list of this name, joined."""
 
 
 @dataclass(slots=True)
@@ -98,7 +104,7 @@ class Collected:
         return "".join(self.parts)
 
     def add_scores(self, fields: Mapping[str, bytes]) -> int:
-        """Adds values to the lists of `logprobs`; the first to come names them. Gives the bytes that it takes."""
+        """Add values to the lists of `logprobs`; the first to come names them. Give the bytes that it takes."""
         if self.scores is None:
             self.scores = {name: [] for name in fields}
         size = 0
@@ -123,14 +129,14 @@ class BodyRenderer(Protocol):
     """Makes the body of a unary answer."""
 
     def add(self, collected: Collected, piece: Piece) -> int:
-        """Adds a piece to what there is of its choice. Gives about how many bytes that takes."""
+        """Add a piece to what there is of its choice. Give about how many bytes that takes."""
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> Pieces:
-        """The whole answer as JSON, in pieces."""
+        """Return the whole answer as JSON, in pieces."""
 
 
 def weight(piece: Piece) -> int:
-    """About how many bytes of memory the text of a piece takes, in whatever form it is."""
+    """Return about how many bytes of memory the text of a piece takes, in whatever form it is."""
     size = PIECE + len(piece.text)
     if piece.parsed is not None:
         size += sum(2 * PIECE + len(getattr(delta, "text", "")) for delta in piece.parsed)
@@ -172,20 +178,20 @@ def _with_scores(body: bytes, scored: Sequence[Collected], lists: ScoreLists | N
 
 
 def verdict_of(choice: Choice) -> dict[str, Any]:
-    """What the client is told of a choice that is not what it asked for: ``structured_output``."""
+    """Return what the client is told of a choice that is not what it asked for: ``structured_output``."""
     return {} if choice.verdict is None else {"structured_output": choice.verdict}
 
 
 def head(identity: Identity, kind: str) -> bytes:
-    """The beginning of every chunk of an answer, up to the list of choices."""
+    """Return the beginning of every chunk of an answer, up to the list of choices."""
     return b'data: %b,"choices":[' % encode(identity.of(kind))[:-1]
 
 
 def extension_chunk(head_bytes: bytes, values: dict[str, Any]) -> bytes:
-    """A chunk without choices that holds annotations; empty if there are none."""
+    """Return a chunk without choices that holds annotations; empty if there are none."""
     return b'%b],"nvext":%b}\n\n' % (head_bytes, encode(values)) if values else b""
 
 
 def usage_chunk(head_bytes: bytes, usage: dict[str, Any]) -> bytes:
-    """The chunk that tells the usage."""
+    """Return the chunk that tells the usage."""
     return b'%b],"usage":%b}\n\n' % (head_bytes, encode(usage))

@@ -1,4 +1,4 @@
-"""Tokens beside their text, for clients that ask for them."""
+"""Token ids beside their text, for clients that ask for them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _END = b"}]}\n\n"
 
 
 class Inner(ChunkRenderer, BodyRenderer, Protocol):
-    """What writes the answer otherwise."""
+    """The wrapped renderer."""
 
     def around(self, choice: Choice) -> tuple[bytes, bytes]:
-        """What stands before and after the escaped text of a piece that is only text."""
+        """Return what stands before and after the escaped text of a piece that is only text."""
 
     def extension(self, values: dict[str, Any]) -> bytes:
-        """A chunk without choices that holds annotations."""
+        """Return a chunk without choices that holds annotations."""
 
 
 class TokenIds:
@@ -38,33 +38,33 @@ class TokenIds:
         self._begun: set[int] = set()
 
     def opening(self, choice: Choice) -> bytes:
-        """What comes before the first text of a choice."""
+        """Return what comes before the first text of a choice."""
         return self._told(self._inner.opening(choice), choice, ())
 
     def around(self, choice: Choice) -> None:
-        """Nothing stays the same."""
+        """Return no fields that stay the same."""
 
     def piece(self, piece: Piece) -> bytes:
-        """A piece of a choice."""
+        """Return a piece of a choice."""
         chunks = self._inner.piece(piece)
         if not chunks and piece.tokens:
             chunks = b"".join(self._inner.around(piece.choice))
         return self._told(chunks, piece.choice, piece.tokens)
 
     def finish(self, choice: Choice) -> bytes:
-        """The end of a choice."""
+        """Return the end of a choice."""
         return self._told(self._inner.finish(choice), choice, ())
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The last chunk, without choices."""
+        """Return the last chunk, without choices."""
         return self._inner.usage(usage)
 
     def extension(self, values: dict[str, Any]) -> bytes:
-        """A chunk without choices that holds annotations."""
+        """Return a chunk without choices that holds annotations."""
         return self._inner.extension(values)
 
     def add(self, collected: Collected, piece: Piece) -> int:
-        """Adds a piece to what there is of its choice. Gives about how many bytes that takes."""
+        """Add a piece to what there is of its choice. Give about how many bytes that takes."""
         if collected.token_ids is None:
             collected.token_ids = []
             collected.prompt_token_ids = self._prompts[collected.choice.prompt]
@@ -72,7 +72,7 @@ class TokenIds:
         return self._inner.add(collected, piece) + _TOKEN * len(piece.tokens)
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> Pieces:
-        """The whole answer as JSON, in pieces."""
+        """Return the whole answer as JSON, in pieces."""
         return self._inner.body(collected, usage, nvext)
 
     def _told(self, chunks: bytes, choice: Choice, tokens: Sequence[int]) -> bytes:

@@ -1,4 +1,4 @@
-"""One stream of an answer, read in pieces that do not hold the event loop."""
+"""The source of an answer: one engine stream, read in slices that do not block the event loop."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Source:
         return False
 
     def read_one(self) -> None:
-        """Its first item has been read."""
+        """Record that its first item has been read."""
         for choice in self.choices.values():
             if not choice.patient:
                 self.patient = False
@@ -74,7 +74,7 @@ class Source:
 
 
 class ScoredSource(Source):
-    """A stream whose tokens have so many log-probabilities each (`scores`): they cost more to show than to receive.
+    """A stream with log-probabilities for each token (`scores`), which cost more to show than to receive.
 
     A call of the reader gives it only a part of what waits, and the next call, in another turn of the loop, the next
     part.
@@ -152,7 +152,7 @@ class ScoredSource(Source):
             self._callback()
 
     def _first(self) -> list[LLMEngineOutput]:
-        """As many tokens as are read at once, taken off what waits."""
+        """Take as many tokens as are read at once off the waiting ones."""
         waiting, left = self.waiting, self._most
         taken: list[LLMEngineOutput] = []
         while waiting and left > 0:
@@ -169,7 +169,7 @@ class ScoredSource(Source):
         return taken
 
     def _balance(self) -> None:
-        """Asks the stream to pause while much waits here."""
+        """Ask the stream to pause while much waits here."""
         if self._behind:
             if not self.waiting:
                 self._behind = False
@@ -185,12 +185,12 @@ def _nothing() -> None:
 
 
 def coalesced(scores: int) -> int:
-    """Items that may gather if each token has so many log-probabilities: fewer, as each is larger."""
+    """Return items that may gather if each token has so many log-probabilities: fewer, as each is larger."""
     return max(1, COALESCE // max(scores, 1))
 
 
 def _cut(output: LLMEngineOutput, at: int) -> tuple[LLMEngineOutput, LLMEngineOutput]:
-    """An item as two, of which the second has what is told once."""
+    """Return an item as two, of which the second has what is told once."""
     scores, tops = output.log_probs or [], output.top_logprobs
     head = LLMEngineOutput(output.token_ids[:at], index=output.index, log_probs=scores[:at])
     head.top_logprobs = None if tops is None else tops[:at]

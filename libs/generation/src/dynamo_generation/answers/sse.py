@@ -1,4 +1,4 @@
-"""Writing a stream of events to one client, past aiohttp's own writer once the headers are out.
+"""Server-sent events to one client, without aiohttp's writer once the headers are out.
 
 aiohttp's `StreamResponse.write` is a coroutine: it needs a task that wakes for every piece. Here a callback writes
 straight to the transport, with the chunk framing of HTTP/1.1 made by hand.
@@ -71,7 +71,7 @@ class EventStream:
         set_probe(self._http, probe)
 
     async def open(self, first: bytes) -> None:
-        """Sends the headers and the first bytes.
+        """Send the headers and the first bytes.
 
         Raises:
             ClientGone: it is too late.
@@ -118,7 +118,7 @@ class EventStream:
             self.push(first[_WITH_HEADERS:])
 
     def push(self, data: bytes) -> bool:
-        """Writes without waiting; whether so much waits for the client now that `drained` is due.
+        """Write without waiting; whether so much waits for the client now that `drained` is due.
 
         Raises:
             ClientGone: the connection is closed.
@@ -131,7 +131,7 @@ class EventStream:
         return transport.get_write_buffer_size() > self._high_water
 
     async def drained(self) -> None:
-        """Returns once the client has taken a part of what waits.
+        """Return once the client has taken a part of what waits.
 
         Raises:
             ClientGone: it did not within the deadline; the connection was cut.
@@ -144,7 +144,7 @@ class EventStream:
             raise ClientGone from error
 
     async def end(self, last: bytes) -> web.StreamResponse:
-        """Writes the last bytes and ends the response as it should end.
+        """Write the last bytes and end the response as it should end.
 
         Raises:
             ClientGone: the client left or did not read it in time.
@@ -171,8 +171,10 @@ class EventStream:
             await response.write_eof(last)
 
     def cut(self, last: bytes) -> None:
-        """Writes the last bytes and closes the connection without ending the response, so that no client takes it for
-        a whole one. A client that does not read them loses the connection after the deadline."""
+        """Write the last bytes and close the connection without ending the response.
+
+        No client takes it for a whole one. A client that does not read them loses the connection after the deadline.
+        """
         transport = self._transport
         if transport is None or transport.is_closing():
             return

@@ -1,4 +1,4 @@
-"""Answering with events: waits for the first output, then writes from a callback while the handler's task sleeps."""
+"""Streamed answers: wait for the first output, then write from a callback while the handler's task sleeps."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class StreamingAnswer:
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> web.StreamResponse:
-        """Returns the response when the client was given everything.
+        """Return the response when the client was given everything.
 
         Raises:
             DynamoError: the engine's error; `EventStream.response` tells whether something was sent before it.
@@ -104,7 +104,7 @@ class StreamingAnswer:
         return await self._out.end(tail)
 
     async def _commit(self) -> None:
-        """Waits for the first output, or for too long, and sends it with the headers."""
+        """Wait for the first output, or for too long, and send it with the headers."""
         first = b""
         while not first:
             await self._woken()
@@ -119,7 +119,7 @@ class StreamingAnswer:
         self._open_gate()
 
     async def _go_on(self) -> None:
-        """Sleeps until the callback needs something that it cannot do itself."""
+        """Sleep until the callback needs something that it cannot do itself."""
         await self._woken()
         if self._failure is not None:
             raise self._failure
@@ -134,7 +134,7 @@ class StreamingAnswer:
         self._bell.clear()
 
     def _open_gate(self) -> None:
-        """From now on the callback writes; what arrived before is written here."""
+        """Let the callback write from now on, and write what arrived before."""
         self._live = True
         for source in self._take_waiting():
             self._ready(source)
@@ -145,7 +145,7 @@ class StreamingAnswer:
         return sources
 
     def _ready(self, source: Source) -> None:
-        """Something arrived in a stream. Called by the stream, once per turn of the loop."""
+        """Note that something arrived in a stream. Called by the stream, once per turn of the loop."""
         if not self._live:
             self._waiting[id(source)] = source
             if not self._stalled:
@@ -179,7 +179,7 @@ class StreamingAnswer:
             self._fail(answer.failure)
 
     def _stall(self) -> None:
-        """The client does not keep up: the handler's task waits for it."""
+        """Make the handler's task wait for a client that does not keep up."""
         self._live = False
         self._stalled = True
         self._answer.pause()
@@ -191,7 +191,7 @@ class StreamingAnswer:
         self._bell.set()
 
     def _render(self, source: Source, outputs: Sequence[LLMEngineOutput] | None = None) -> bytes:
-        """The bytes of everything that waits in a stream; `outputs` is that, if it has been taken already."""
+        """Return the bytes of everything that waits in a stream; `outputs` is that, if it has been taken already."""
         answer, renderer = self._answer, self._renderer
         parts: list[bytes] = []
         for piece in answer.read(source, outputs):
@@ -213,19 +213,19 @@ class StreamingAnswer:
         return b"".join(parts)
 
     def _ending(self) -> bytes:
-        """What comes when every choice has ended."""
+        """Return what comes when every choice has ended."""
         parts = [self._closing(), *map(self._renderer.finish, self._ended)]
         if self._usage is not None:
             parts.append(self._renderer.usage(self._usage()))
         return b"".join([*parts, self._done])
 
     def _probe(self) -> None:
-        """The client may be gone: what is written to it finds out."""
+        """Write to a client that may be gone, to find out."""
         if self._live:
             self._comment(PROBE_AFTER)
 
     def _tick(self) -> None:
-        """Silence has lasted, or has been broken since the timer was set."""
+        """Act on a silence that has lasted, or was broken since the timer was set."""
         wait = self._keep_alive
         if self._out.response is None:
             self._silent = True

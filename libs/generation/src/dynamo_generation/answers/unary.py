@@ -1,4 +1,4 @@
-"""Answering with one body: the stream of the engine, collected."""
+"""Whole answers: the engine stream, collected into one body."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class UnaryAnswer:
         self._patient: set[int] = set()
 
     async def collect(self) -> list[Collected]:
-        """Everything, by choice, once all choices have ended.
+        """Return everything, by choice, once all choices have ended.
 
         Raises:
             DynamoError: the engine's error, or that the answer takes too much memory.

@@ -1,4 +1,4 @@
-"""How many tokens a request took: what was counted here, and what engines reported where that can be true."""
+"""Token usage of a request: local counts, and engine reports where they are plausible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WARNED = 4096
 
 
 def usage_of(choices: Sequence[Choice], *, engine_counts: bool) -> dict[str, Any]:
-    """The `usage` object, over all choices.
+    """Return the `usage` object, over all choices.
 
     `engine_counts` says that only the engine knows how long a prompt is, as with engines that take text; what it does
     not say falls back to the frontend's own count.
@@ -47,7 +47,7 @@ def usage_of(choices: Sequence[Choice], *, engine_counts: bool) -> dict[str, Any
 
 
 def cached_of(choices: Iterable[Choice]) -> int | None:
-    """How many tokens of the prompts engines had in their caches; None if none says so.
+    """Return how many tokens of the prompts engines had in their caches; None if none says so.
 
     A prompt counts once, however many choices it has: what one of them had to compute was not cached.
     """
@@ -60,13 +60,13 @@ def cached_of(choices: Iterable[Choice]) -> int | None:
 
 
 class UsageWatch:
-    """Warns of workers whose engines report what cannot be true, once each."""
+    """A warning, once per worker, of engines that report impossible usage."""
 
     def __init__(self) -> None:
         self._warned: set[int | None] = set()
 
     def look(self, sources: Sequence[Source], model: str, *, engine_counts: bool) -> None:
-        """Looks at what the engines of a whole answer have reported."""
+        """Look at what the engines of a whole answer have reported."""
         for source in sources:
             worker = source.stream.instance_id
             if worker in self._warned:
@@ -89,7 +89,7 @@ class UsageWatch:
 
 
 def _completion(choice: Choice) -> int:
-    """The engine's count of an answer that it ended itself, if that can be true; else the frontend's."""
+    """Return the engine's count of an answer that it ended itself, if that can be true; else the frontend's."""
     reported = choice.reported
     return choice.completion_tokens if reported is None or _miscounted(choice, reported) else reported
 

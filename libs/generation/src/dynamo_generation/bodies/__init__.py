@@ -1,1 +1,1 @@
-"""From the bytes of a request to an object within bounds."""
+"""Request bodies: from bytes to an object within bounds."""

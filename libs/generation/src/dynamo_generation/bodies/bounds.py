@@ -1,4 +1,4 @@
-"""How large and how deep a body may be, found out from its bytes: nothing is built of one that is not within bounds.
+"""Bounds on the size and depth of a body, checked on its bytes before anything is built from it.
 
 Objects cost up to a hundred times their bytes in a body, and code that walks them recurses. The counting is one pass
 over the bytes, which ends where a bound is passed. It also tells how many names the outermost object gives.
@@ -45,7 +45,7 @@ class Measure(NamedTuple):
 
 
 class _TooDeep(Exception):
-    """There are more than `MAX_DEPTH` lists and objects inside each other, before the position `end`."""
+    """More than `MAX_DEPTH` lists and objects are nested before the position `end`."""
 
     def __init__(self, end: int) -> None:
         super().__init__(_DEEP)
@@ -53,7 +53,7 @@ class _TooDeep(Exception):
 
 
 class _TooMany(Exception):
-    """There are more of something than there may be, before the position `end`."""
+    """A bounded count is exceeded before the position `end`."""
 
     def __init__(self, what: str, most: int, end: int) -> None:
         super().__init__(f"too many {what}: at most {most} are allowed")

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked object."""
+"""Decoding of a request body into a checked object."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _WORDS = {
 
 
 def object_of(data: bytes | str) -> dict[str, Any]:
-    """The JSON object in a text that is a part of something else.
+    """Return the JSON object in a text that is a part of something else.
 
     Raises:
         Unreadable: there is none.
@@ -51,7 +51,7 @@ def object_of(data: bytes | str) -> dict[str, Any]:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """A body as a JSON object within bounds.
+    """Return a body as a JSON object within bounds.
 
     Raises:
         InvalidArgument: it is none; `field` is what it is about, if that can be told.
@@ -76,7 +76,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _unreadable(body: bytes, error: Exception, cut: bool) -> InvalidArgument:
-    """The error for a body that cannot be decoded; of one that was cut, places in the bytes are not told."""
+    """Return the error for a body that cannot be decoded; of one that was cut, places in the bytes are not told."""
     if len(body) <= INLINE and (culprit := find_unreadable(body)) is not None:
         field, what = culprit
         return InvalidArgument(f"{_PREFIX}{field}: {what}" if field else _PREFIX + what, field=field or None)
@@ -87,7 +87,7 @@ def _unreadable(body: bytes, error: Exception, cut: bool) -> InvalidArgument:
 
 
 def to_struct(raw: dict[str, Any], cls: type[T]) -> T:
-    """The known fields of an object, with their types checked.
+    """Return the known fields of an object, with their types checked.
 
     Raises:
         InvalidArgument: a field is missing or of another type; `field` is its path.
@@ -105,7 +105,10 @@ def to_struct(raw: dict[str, Any], cls: type[T]) -> T:
 
 
 def schema_error(text: str) -> InvalidArgument:
-    """The error for a body of the wrong shape, from what msgspec says of it; the path at its end tells the field."""
+    """Return the error for a body of the wrong shape, from what msgspec says of it.
+
+    The path at its end tells the field.
+    """
     match = _PATH.search(text)
     path = match[1] if match else ""
     what = text[: match.start()] if match else text
@@ -121,7 +124,7 @@ def schema_error(text: str) -> InvalidArgument:
 
 
 def _in_words(what: str) -> str:
-    """The types that msgspec names, as a client knows them."""
+    """Return the types that msgspec names, as a client knows them."""
     match = _EXPECTED.fullmatch(what)
     if match is None:
         return what

@@ -1,4 +1,4 @@
-"""Fields that a body gives twice. Servers differ in which of the two counts, so a body that has one is refused.
+"""Refusal of bodies that give a field twice: servers differ in which of the two counts.
 
 The decoder takes the last and says nothing. But it tells how many fields there are, and the bytes how many were given.
 """
@@ -28,7 +28,10 @@ def find_duplicate(body: bytes, fields: Collection[str], given: int | None = Non
 
 
 def _all_once(body: bytes, fields: Collection[str]) -> bool:
-    """Whether no name is in the bytes a second time, not even as a text; the quickest answer for a short body."""
+    """Return whether no name is in the bytes a second time, not even as a text.
+
+    The quickest answer for a short body.
+    """
     # Only with these escapes there is more than one way to write a name.
     if b"\\" in body and (b"\\u" in body or b"\\/" in body):
         return False

@@ -1,4 +1,4 @@
-"""How much single fields may hold, as the official APIs have it or, where they are silent, as any client could need."""
+"""Size limits of single fields, those of the official APIs where they have any."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MAX_ENTRIES = {
 
 
 def check_limits(raw: Mapping[str, Any]) -> None:
-    """Checks how much fields hold, before any is looked at or copied.
+    """Check how much fields hold, before any is looked at or copied.
 
     Raises:
         InvalidArgument: naming the field.
@@ -69,7 +69,7 @@ def check_limits(raw: Mapping[str, Any]) -> None:
 
 
 def check_pairs(metadata: Any) -> None:
-    """Checks the client's own notes.
+    """Check the client's own notes.
 
     Raises:
         InvalidArgument: they are no object of texts, or out of bounds.

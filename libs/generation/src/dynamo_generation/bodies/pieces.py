@@ -100,7 +100,7 @@ class Pieces:
         return inner
 
     def _whole(self, text: str) -> Any:
-        """The value that a text stands for, which is given once; most stand for themselves."""
+        """Return the value that a text stands for, which is given once; most stand for themselves."""
         if not text.startswith(self._mark):
             return text
         time.sleep(_PAUSE)
@@ -194,7 +194,7 @@ class _LongText:
         self._parts.append(_texts.decode(b'"%b"' % self._rest))
 
     def whole(self) -> str:
-        """The text. The parts are let go."""
+        """Return the text. The parts are let go."""
         parts, self._parts = self._parts, []
         return _joined(parts)
 
@@ -228,7 +228,7 @@ def _widest(part: str) -> int:
 
 
 def _boundary(data: bytes) -> int:
-    """Where a text that is cut there is cut in no escape, no pair of surrogates, and no character."""
+    """Return where a text that is cut there is cut in no escape, no pair of surrogates, and no character."""
     end = len(data)
     at = data.rfind(b"\\", max(0, end - _ESCAPE))
     if at < 0:
@@ -246,7 +246,7 @@ def _boundary(data: bytes) -> int:
 
 
 def _ends_in_escape(data: bytes) -> bool:
-    """Whether the last backslash of a text, with which it ends, begins an escape."""
+    """Return whether the last backslash of a text, with which it ends, begins an escape."""
     return (len(data) - len(data.rstrip(b"\\"))) % 2 == 1
 
 

@@ -1,4 +1,4 @@
-"""The structure of a JSON text that is not parsed yet: what stands outside of its strings, and the outermost names.
+"""The structure of an unparsed JSON text: the characters outside of strings, and the outermost names.
 
 The scan is one pass that never goes back. Each call into C, which keeps the interpreter's lock, looks at one piece.
 """

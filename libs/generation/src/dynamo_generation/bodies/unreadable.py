@@ -1,4 +1,4 @@
-"""Where a body goes wrong that is JSON to some and not to others: no number, half a character, a number without end.
+"""The position of an error in bodies on which JSON readers disagree: NaN, lone surrogates, infinite numbers.
 
 The decoder says no more than that something is wrong. Clients make these mistakes without knowing: a mean of nothing is
 NaN, and a text that was cut between two halves of a character still is a text to them.
@@ -22,7 +22,7 @@ class _Fault(str):
 
 
 def find_unreadable(body: bytes) -> tuple[str, str] | None:
-    """The field that holds such a value (empty for the body itself), and what is wrong with it.
+    """Return the field that holds such a value (empty for the body itself), and what is wrong with it.
 
     None if something else is wrong.
     """

@@ -1,1 +1,1 @@
-"""One choice of an answer: text, reasoning, calls of tools, scores."""
+"""One choice of an answer: text, reasoning, tool calls, scores."""

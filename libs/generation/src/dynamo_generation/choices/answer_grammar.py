@@ -19,10 +19,10 @@ def answer_grammar(
     own: type[ToolCallParser] | None,
     reasoning: ReasoningParser | None,
 ) -> GuidedDecodingOptions | None:
-    """What an engine with guided decoding is asked for; None if the answer is free, or there is no grammar of it.
+    """Return what an engine with guided decoding is asked for.
 
-    `tools` are those that may be called, as the client sent them. `own` and `reasoning` are the parsers of the model,
-    which know how it writes.
+    None if the answer is free, or there is no grammar of it. `tools` are those that may be called, as the client sent
+    them. `own` and `reasoning` are the parsers of the model, which know how it writes.
     """
     plain = chat.guided
     if plain is not None:
@@ -55,6 +55,6 @@ def _calls_or_value(
 
 
 def _value(schema: Any, markers: tuple[str, ...] = ()) -> Mapping[str, Any]:
-    """A value whose strings do not look like calls."""
+    """Return a value whose strings do not look like calls."""
     value = {"type": "json_schema", "json_schema": schema}
     return {**value, "excludes": list(markers)} if markers else value

@@ -1,4 +1,4 @@
-"""Of the calls that parsers find, those that the client is told."""
+"""The filter between parsed tool calls and the calls that the client gets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CallFilter:
         self._as_text: int | None = None
 
     def feed(self, deltas: Iterable[ParserDelta]) -> list[ParserDelta]:
-        """What the client is told of some deltas."""
+        """Return what the client is told of some deltas."""
         out: list[ParserDelta] = []
         for delta in deltas:
             if self._as_text is not None and not _belongs(delta, self._as_text):
@@ -52,7 +52,7 @@ class CallFilter:
         return out
 
     def finish(self) -> list[ParserDelta]:
-        """The end of a call that is text, if one is open."""
+        """Return the end of a call that is text, if one is open."""
         if self._as_text is None:
             return []
         self._as_text = None
@@ -70,7 +70,7 @@ class CallFilter:
 
 
 def _free(ids: set[str], stem: str, number: int) -> int:
-    """The next number with which an id is new."""
+    """Return the next number with which an id is new."""
     return next(each for each in count(number + 1) if f"{stem}:{each}" not in ids)
 
 

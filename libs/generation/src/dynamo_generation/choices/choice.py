@@ -1,4 +1,4 @@
-"""One choice of an answer: from the engine's items to text, and when it ends."""
+"""One choice of an answer: engine items to text, and the end of the choice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dynamo_generation.choices.scores import Scored, ScoreKeeper
 
 
 class Piece(NamedTuple):
-    """What one item became: text, maybe with scores, or a delta that the engine made, or what parsers made of the text.
+    """The result of one item: text, perhaps with scores, or a delta of the engine, or parsed parts of the text.
 
     It may be the last of its choice. `logprobs` are scores that an engine that takes text has put into the API's form.
     """
@@ -39,7 +39,7 @@ class Piece(NamedTuple):
 
 
 class Choice:
-    """A choice whose engine makes the text itself. Also the base of the other kind."""
+    """A choice whose engine produces text. Also the base of the other kinds."""
 
     __slots__ = (
         "answered",
@@ -96,7 +96,7 @@ class Choice:
         self.parsed: Sequence[ParserDelta] | None = None
 
     def feed(self, output: LLMEngineOutput) -> str:
-        """The text that this item makes certain; may end the choice.
+        """Return the text that this item makes certain; may end the choice.
 
         Raises:
             BackendError: the engine ended with an error.
@@ -120,13 +120,13 @@ class Choice:
         return output.text or ""
 
     def end(self) -> str:
-        """The stream is complete without having named a reason; the text that was still held back."""
+        """End a stream that is complete without a reason, and return the text that was held back."""
         self.finish_reason = "stop"
         return ""
 
 
 class TokenChoice(Choice):
-    """A choice whose engine gives token ids: decodes them, and finds stop strings and stop tokens.
+    """A choice whose engine produces token ids: it decodes them, and finds stop strings and stop tokens.
 
     `stops` are the stop strings of the request, where they have been compiled for all of its choices. Special tokens in
     `keep` are part of the text whatever the request says.
@@ -171,7 +171,7 @@ class TokenChoice(Choice):
         return self._detokenizer.stopped
 
     def feed(self, output: LLMEngineOutput) -> str:
-        """The text that these tokens make certain; may end the choice, also within the item.
+        """Return the text that these tokens make certain; may end the choice, also within the item.
 
         Raises:
             BackendError: the engine ended with an error.
@@ -212,7 +212,7 @@ class TokenChoice(Choice):
         return text
 
     def end(self) -> str:
-        """The stream is complete without having named a reason; the text that was still held back."""
+        """End a stream that is complete without a reason, and return the text that was held back."""
         self.finish_reason = "stop"
         self.tokens = ()
         text = self._detokenizer.finish()
@@ -221,7 +221,7 @@ class TokenChoice(Choice):
         return text
 
     def _decode(self, token_ids: Sequence[int], before: int = 0) -> tuple[str, int | None]:
-        """The text of tokens, and how many were used if a stop string was found.
+        """Return the text of tokens, and how many were used if a stop string was found.
 
         `before` is how many tokens of the same item have been decoded already.
         """

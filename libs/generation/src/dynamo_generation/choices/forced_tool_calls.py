@@ -1,4 +1,4 @@
-"""Calls that the engine was made to write: bare JSON, without any markup of the model."""
+"""Tool calls that the engine was forced to write: bare JSON, without any markup of the model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ForcedCalls:
         self._reader: CallReader | None = CallArray(self._out) if name is None else CallArguments(self._out, name)
 
     def buffer_calls(self) -> None:
-        """A call waits until its arguments are complete."""
+        """Hold a call until its arguments are complete."""
         self._out.buffered = True
         if self._own is not None:
             self._own.buffer_calls()
@@ -46,7 +46,7 @@ class ForcedCalls:
         return self._out.repairs if self._own is None else {**self._own.repairs, **self._out.repairs}
 
     def feed_marker(self, marker: str) -> list[ParserDelta]:
-        """What a special token makes certain: before any call, that this is not the JSON that was asked for."""
+        """Return what a special token makes certain: before any call, that this is not the JSON that was asked for."""
         reader, own = self._reader, self._own
         if own is None or (reader is not None and reader.reported):
             return self.feed(marker)
@@ -55,7 +55,7 @@ class ForcedCalls:
         return [*(own.feed(left) if left else ()), *own.feed_marker(marker)]
 
     def feed(self, text: str) -> list[ParserDelta]:
-        """What some more text makes certain."""
+        """Return what some more text makes certain."""
         reader = self._reader
         if reader is None:
             return self._pass_on(text)
@@ -63,7 +63,7 @@ class ForcedCalls:
         return self._rest(reader, text, at) if at < len(text) else self._out.take()
 
     def finish(self) -> list[ParserDelta]:
-        """What is left at the end."""
+        """Return what is left at the end."""
         reader, own = self._reader, self._own
         left = ""
         if reader is not None and reader.progress is Progress.OPEN and (self.cut_off or not reader.complete()):
@@ -77,7 +77,7 @@ class ForcedCalls:
         return self._out.take()
 
     def _rest(self, reader: CallReader, text: str, at: int) -> list[ParserDelta]:
-        """Text that is not part of the JSON."""
+        """Return text that is not part of the JSON."""
         if not reader.reported:
             self._reader = None
             return self._pass_on(reader.unreported() + text[at:])
@@ -95,7 +95,7 @@ class ForcedCalls:
         return self._out.take()
 
     def _pass_on(self, text: str) -> list[ParserDelta]:
-        """Text before which there was no call."""
+        """Return text before which there was no call."""
         if self._own is not None:
             return self._own.feed(text)
         self._out.content(text)

@@ -1,4 +1,4 @@
-"""Which markers of a model's parsers are tokens of its own: looked up once for each model."""
+"""Parser markers that are single tokens of the model, looked up once per model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MarkerTokens(NamedTuple):
     all_or_none: bool
 
     def of(self, parser: ParserType) -> frozenset[str]:
-        """Those that one of the parsers asks for."""
+        """Return those that one of the parsers asks for."""
         return frozenset(parser.MARKERS).intersection(self.texts.values())
 
 
@@ -31,7 +31,7 @@ NO_MARKERS = MarkerTokens({}, frozenset(), all_or_none=False)
 
 
 class MarkerStore:
-    """Keeps what was found for each model, as long as the model is there."""
+    """A cache of the marker tokens of each served model."""
 
     def __init__(self) -> None:
         self._known: WeakKeyDictionary[ServedModel, dict[tuple[ParserType | None, ...], MarkerTokens]] = (
@@ -39,7 +39,7 @@ class MarkerStore:
         )
 
     def find(self, model: ServedModel, *parsers: ParserType | None) -> MarkerTokens:
-        """The tokens among the markers of these parsers."""
+        """Return the tokens among the markers of these parsers."""
         known = self._known.get(model)
         if known is None:
             known = self._known[model] = {}

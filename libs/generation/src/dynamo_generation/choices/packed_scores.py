@@ -1,4 +1,4 @@
-"""Log-probabilities of a long answer, kept in arrays until they are written: a tenth of the memory of their JSON."""
+"""Log-probabilities of a long answer in packed arrays, at a tenth of the memory of their JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A choice whose text is told apart: reasoning, content, calls of tools."""
+"""A choice whose text is parsed into reasoning, content and tool calls."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ TOOL_CALLS = "tool_calls"
 
 
 class TextParser(Protocol):
-    """What tool call parsers of all kinds have in common."""
+    """The interface of all parsers of an answer's text."""
 
     #: Set before `finish` if the model did not end the answer itself.
     cut_off: bool
 
     def buffer_calls(self) -> None:
-        """A call may wait until its arguments are complete."""
+        """Record that a call may wait until its arguments are complete."""
 
     @property
     def malformed(self) -> int:
@@ -45,17 +45,17 @@ class TextParser(Protocol):
         """How many calls were repaired, by kinds of repairs."""
 
     def feed(self, text: str) -> list[ParserDelta]:
-        """What some more text makes certain."""
+        """Return what some more text makes certain."""
 
     def feed_marker(self, marker: str) -> list[ParserDelta]:
-        """What a special token of the markup makes certain."""
+        """Return what a special token of the markup makes certain."""
 
     def finish(self) -> list[ParserDelta]:
-        """What is left at the end."""
+        """Return what is left at the end."""
 
 
 class AnswerParser:
-    """Reasoning first; what of the text is content goes on to the parser of calls. Either may be missing.
+    """A parser of reasoning, then of tool calls in the content. Either may be missing.
 
     `calls` says which calls are told. With `whole` the client sees nothing before the end: a call that breaks off is
     text.
@@ -77,13 +77,13 @@ class AnswerParser:
         self._told: list[list[str]] = []
 
     def feed(self, text: str) -> list[ParserDelta]:
-        """What some more text makes certain."""
+        """Return what some more text makes certain."""
         if self._reasoning is None:
             return self._calls(text)
         return self._sorted(self._reasoning.feed(text))
 
     def feed_marker(self, marker: str) -> list[ParserDelta]:
-        """What a special token makes certain. Where it is content, it is one for the parser of calls too."""
+        """Return what a special token makes certain. Where it is content, it is one for the parser of calls too."""
         if self._reasoning is None:
             return self._marked(marker)
         deltas = self._reasoning.feed_marker(marker)
@@ -96,7 +96,7 @@ class AnswerParser:
         return [*shown, *self._marked(marker)]
 
     def finish(self, *, cut_off: bool) -> list[ParserDelta]:
-        """What is left at the end, which was that of the model unless the answer was `cut_off`."""
+        """Return what is left at the end, which was that of the model unless the answer was `cut_off`."""
         deltas = [] if self._reasoning is None else self._sorted(self._reasoning.finish())
         if self._tools is not None:
             self._tools.cut_off = cut_off
@@ -160,7 +160,7 @@ def is_object(arguments: str) -> bool:
 
 
 class ParsedChoice(TokenChoice):
-    """A choice of an engine that gives tokens, whose text goes through parsers. `parsed` is what became of the last.
+    """A choice of token ids whose text goes through parsers. `parsed` is the result of the last item.
 
     `count_calls` gets the parser at the end, for the calls that were not sound.
     """
@@ -192,7 +192,7 @@ class ParsedChoice(TokenChoice):
         self.plain = False
 
     def feed(self, output: LLMEngineOutput) -> str:
-        """Parses the text that these tokens make certain; gives none of it as it is.
+        """Parse the text that these tokens make certain; give none of it as it is.
 
         Raises:
             BackendError: the engine ended with an error.
@@ -201,7 +201,7 @@ class ParsedChoice(TokenChoice):
         return ""
 
     def end(self) -> str:
-        """The stream is complete without having named a reason."""
+        """End a stream that is complete without a reason."""
         self._parse(super().end())
         return ""
 
@@ -220,7 +220,7 @@ class ParsedChoice(TokenChoice):
         return "".join(texts), None
 
     def _runs(self, token_ids: Sequence[int]) -> Iterator[tuple[Sequence[int], str | None]]:
-        """The tokens in order: runs of ordinary ones, and each marker by itself, with its text."""
+        """Yield the tokens in order: runs of ordinary ones, and each marker by itself, with its text."""
         texts = self._markers.texts
         start = 0
         for at, token_id in enumerate(token_ids):
@@ -234,7 +234,7 @@ class ParsedChoice(TokenChoice):
             yield token_ids[start:], None
 
     def _parse_early(self, text: str, marker: str | None) -> None:
-        """Parses a part of an item's text, which ends with a marker unless that may be part of a stop string."""
+        """Parse a part of an item's text, which ends with a marker unless that may be part of a stop string."""
         self._fed += len(text)
         bare = text
         if marker is not None and text.endswith(marker):

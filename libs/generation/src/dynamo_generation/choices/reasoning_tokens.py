@@ -1,4 +1,4 @@
-"""Which tokens of an answer are reasoning, going by what its parser made of each item."""
+"""The count of reasoning tokens in an answer, from the parser's view of each item."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ReasoningCount:
         self.total = 0
 
     def add(self, tokens: Sequence[int], fed: int, deltas: Sequence[ParserDelta]) -> None:
-        """Counts the tokens of an item whose `fed` characters the parser has made `deltas` of."""
+        """Count the tokens of an item whose `fed` characters the parser has made `deltas` of."""
         if not deltas:
             if self._inside:
                 self.total += len(tokens)
@@ -52,7 +52,7 @@ class ReasoningCount:
         return len(tokens) if told < fed else 0
 
     def _outside(self, whole: str, deltas: Sequence[ParserDelta]) -> list[tuple[int, int]]:
-        """The spans of the text that are no reasoning, and no markup beside it."""
+        """Return the spans of the text that are no reasoning, and no markup beside it."""
         spans: list[tuple[int, int]] = []
         start, end = len(whole), -1
         # From the end: what is no reasoning stands there as the model wrote it, and what is before it may repeat it.
@@ -78,7 +78,7 @@ def _text(delta: ParserDelta) -> str:
 
 
 def _not_within(texts: Sequence[str], spans: Sequence[tuple[int, int]]) -> int:
-    """How many of the texts, one after the other, do not lie in one of the spans."""
+    """Return how many of the texts, one after the other, do not lie in one of the spans."""
     count = end = 0
     for text in texts:
         start, end = end, end + len(text)

@@ -1,4 +1,4 @@
-"""Whether an answer is as its schema says, where no grammar made it so.
+"""The check of a finished answer against its JSON schema, where no grammar guided the engine.
 
 Schemas come from clients and may take any time to check, so that a process of its own does it.
 """
@@ -37,7 +37,7 @@ _WHOLE = ("stop", "tool_calls")
 
 
 class _Queue:
-    """A queue for a few processes, in which an owner has one check at a time, and waits behind one of each other."""
+    """A fair queue for a few processes: each owner has one check at a time, behind one of every other owner."""
 
     def __init__(self) -> None:
         self.room = asyncio.Semaphore(PROCESSES)
@@ -67,7 +67,7 @@ class SchemaChecker:
         )
 
     def of(self, choices: Sequence[Choice], model: str, principal: Principal) -> Callable[[], Awaitable[None]] | None:
-        """What gives choices their verdicts, once they have ended; None if none is to be checked."""
+        """Return what gives choices their verdicts, once they have ended; None if none is to be checked."""
         wanted = any(choice.answered is not None for choice in choices)
         # Clients without keys cannot be told apart: each request stands for itself.
         owner = (principal.key_id, principal.tenant) if principal.key_id else object()
@@ -81,7 +81,7 @@ class SchemaChecker:
                 choice.verdict = await self.check(constraints, model, owner) if constraints else None
 
     async def check(self, constraints: Constraints, model: str, owner: object) -> Verdict | None:
-        """What is wrong with an answer of this model; None if nothing is. An owner has one check at a time."""
+        """Return what is wrong with an answer of this model; None if nothing is. An owner has one check at a time."""
         quick = min(_QUICK, self._timeout)
         checked = await self._try(self._quick, owner, constraints, quick)
         if checked is None and quick < self._timeout:
@@ -99,7 +99,7 @@ class SchemaChecker:
         return verdict
 
     async def aclose(self) -> None:
-        """Ends the processes; a check that still runs ends its own. Safe twice."""
+        """End the processes; a check that still runs ends its own. Safe twice."""
         self._closed = True
         await self._tasks.join(_END)
         await asyncio.gather(*(process.end() for process in self._idle))

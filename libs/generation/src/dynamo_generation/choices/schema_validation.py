@@ -1,4 +1,4 @@
-"""Answers that are collected to be validated against the schemas of their request, where no grammar enforces them."""
+"""The schemas that an unguided answer must be validated against, and the collected answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CollectedAnswer:
     _calls: list[tuple[str, list[str]]] = field(default_factory=list)
 
     def add(self, deltas: Iterable[ParserDelta]) -> None:
-        """Adds what came."""
+        """Add what came."""
         for delta in deltas:
             match delta:
                 case ContentDelta(text):
@@ -52,7 +52,7 @@ class CollectedAnswer:
                     self._calls[index][1].append(text)
 
     def constraints(self) -> Iterator[SchemaConstraint]:
-        """What is to be true of it: of its value, or of its calls."""
+        """Yield what is to be true of it: of its value, or of its calls."""
         if self.value is not None and not self._calls:
             yield SchemaConstraint("the answer", "".join(self._content), self.value)
         for name, pieces in self._calls:

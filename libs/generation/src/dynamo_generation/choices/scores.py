@@ -1,4 +1,4 @@
-"""Log-probabilities that keep step with the text, however the engine cuts its answer into items."""
+"""Log-probabilities in step with the text, however the engine cuts its answer into items."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Scored(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A token whose text has not been given yet, and where it begins."""
+    """A token whose text is held back, and the offset of the text."""
 
     begin: int
     token_id: int
@@ -40,7 +40,7 @@ class ScoreKeeper:
     __slots__ = ("_decoder", "_given", "_held", "_made", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, decoder: StreamDecoder) -> None:
-        """`decoder` shows the same tokens as that of the answer, and is not shared with it."""
+        """Take a `decoder` of its own, which shows the same tokens as that of the answer."""
         self._tokenizer = tokenizer
         self._decoder = decoder
         self._held: list[_Held] = []
@@ -54,7 +54,7 @@ class ScoreKeeper:
         log_probs: Sequence[float] | None,
         top_logprobs: Sequence[Sequence[TopLogprob]] | None,
     ) -> None:
-        """Some more tokens that belong to the answer. Those that the engine gave no scores for are left out."""
+        """Add tokens that belong to the answer. Those that the engine gave no scores for are left out."""
         scored = log_probs is not None and len(log_probs) >= len(token_ids)
         tops = top_logprobs or ()
         for at, token_id in enumerate(token_ids):
@@ -65,7 +65,7 @@ class ScoreKeeper:
                 self._held.append(_Held(begin, token_id, log_probs[at], tops[at] if at < len(tops) else ()))
 
     def give(self, text: str, *, ended: bool = False, cut: bool = False) -> Scored | None:
-        """The scores that belong to text that is given now; None if there are none.
+        """Return the scores that belong to text that is given now; None if there are none.
 
         At the end the rest is given too, unless a stop string was `cut` off.
         """
@@ -86,5 +86,5 @@ class ScoreKeeper:
         )
 
     def _shows(self, token_id: int) -> bool:
-        """Whether a token that became no text yet is part of a character, and not one that is never shown."""
+        """Return whether a token that became no text yet is part of a character, and not one that is never shown."""
         return self._tokenizer.decode((token_id,)) != ""

@@ -1,1 +1,1 @@
-"""Routes that ask a model, whatever API they speak."""
+"""Routes that ask a model, for every API."""

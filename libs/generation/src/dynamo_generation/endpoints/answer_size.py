@@ -13,7 +13,7 @@ _COMPLETION = (len('"",0.0,{},0,'), len('"":0.0,'))
 
 
 def check_answer_size(request: ChatRequest | CompletionRequest, tokens: int, most: int) -> None:
-    """Checks a request for a whole answer with log-probabilities, whose engines may make so many tokens in all.
+    """Check a request for a whole answer with log-probabilities, whose engines may make so many tokens in all.
 
     `most` is in bytes. Without log-probabilities nothing is refused: text is short for what it costs to make.
 

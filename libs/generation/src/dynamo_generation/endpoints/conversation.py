@@ -1,4 +1,4 @@
-"""Requests that chat, in whatever API: checked, made a prompt, and answered with choices that are parsed."""
+"""The base of chat requests of every API: the conversation as a prompt, and a parsed answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChatDependencies:
-    """What all routes that chat have in common. `hide_tools` leaves tools out of a prompt if none may be called.
+    """The shared services of chat routes. `hide_tools` leaves tools out of a prompt if none may be called.
 
     `count_calls` counts calls that a model has written and that were not sound.
     """
@@ -53,11 +53,11 @@ class ParsedChat(ParsedRequest):
         )
 
     async def prompts(self, model: ServedModel) -> list[Prompt]:
-        """The conversation as one prompt."""
+        """Return the conversation as one prompt."""
         return [fitting(await self.conversation(model), model, "messages")]
 
     async def conversation(self, model: ServedModel, *, counted: bool = False) -> Prompt:
-        """The conversation as a prompt. One whose tokens are only `counted` may be longer than the context.
+        """Return the conversation as a prompt. One whose tokens are only `counted` may be longer than the context.
 
         Raises:
             InvalidArgument: naming the field.
@@ -68,7 +68,7 @@ class ParsedChat(ParsedRequest):
     def choice(
         self, index: int, request: PreprocessedRequest, prompt: Prompt, model: ServedModel, stops: StopStrings | None
     ) -> Choice:
-        """An answer that is parsed, if the model or the request asks for that; else one that is only text."""
+        """Return an answer that is parsed, if the model or the request asks for that; else one that is only text."""
         return self._choices.choice(index, request, prompt.text or "", model, stops)
 
 

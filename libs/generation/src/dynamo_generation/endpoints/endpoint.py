@@ -1,4 +1,4 @@
-"""What every route that asks a model does: read, check, find the model, account for it, and tell errors."""
+"""The base of all model routes: read, check, find the model, account, and answer errors."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Exchange:
 
 
 class ModelEndpoint(ABC, Generic[ParsedT]):
-    """A route that asks a model. `ParsedT` is what a checked body is kept as."""
+    """A route that asks a model. `ParsedT` is the type of a checked body."""
 
     #: The label of metrics.
     ENDPOINT: ClassVar[str]
@@ -101,14 +101,14 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
 
     @abstractmethod
     def check(self, raw: dict[str, Any]) -> ParsedT:
-        """Checks a body as far as no model is needed for it.
+        """Check a body as far as no model is needed for it.
 
         Raises:
             InvalidArgument: naming the field.
         """
 
     def check_model(self, model: ServedModel) -> None:
-        """Checks that the model can be asked for this.
+        """Check that the model can be asked for this.
 
         Raises:
             ModelNotFound: it serves other things.
@@ -118,10 +118,10 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
 
     @abstractmethod
     async def serve(self, exchange: Exchange, parsed: ParsedT) -> web.StreamResponse:
-        """Answers. Errors may be raised at any time, also after the answer has begun."""
+        """Answer. Errors may be raised at any time, also after the answer has begun."""
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
-        """The handler of the route."""
+        """Return the handler of the route."""
         timing = Timing()
         try:
             body = await self.read(http)
@@ -145,7 +145,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         return response
 
     def _begin(self, http: web.Request, raw: dict[str, Any], model: str, principal: Principal) -> InflightRequest:
-        """Opens the books of a request for a model that is known."""
+        """Open the books of a request for a model that is known."""
         given = http.headers
         return self.services.requests.begin(
             model=model,
@@ -156,7 +156,10 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         )
 
     def find(self, name: object, principal: Principal) -> ServedModel | DynamoError:
-        """The model that a body names, or why it cannot be had. One that the caller's key is not for is not there."""
+        """Return the model that a body names, or why it cannot be had.
+
+        One that the caller's key is not for is not there.
+        """
         try:
             return self.services.models.get(name if isinstance(name, str) and principal.allows(name) else "")
         except DynamoError as error:
@@ -164,19 +167,20 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             return error.with_traceback(None)
 
     async def _check(self, http: web.Request, body: Body) -> ParsedT:
-        """What `check` makes of a body. A large one may have as many parts as would hold the event loop."""
+        """Return what `check` makes of a body. A large one may have as many parts as would hold the event loop."""
         return await self.off_loop(http, body, self.check)
 
     async def off_loop(self, http: web.Request, body: Body, check: Callable[[dict[str, Any]], T]) -> T:
-        """What `check` makes of the known fields of a body, in a thread if it is large."""
+        """Return what `check` makes of the known fields of a body, in a thread if it is large."""
         if self._ignored.unknown:
             self._ignored.strip(http, body.raw, {*self.BODY.__struct_fields__, *self.PASSIVE}, self.ENDPOINT)
         return await body.run(check, body.raw)
 
     async def _refuse(self, http: web.Request, body: Body, missing: DynamoError, principal: Principal) -> web.Response:
-        """The answer for a model that is not there. The books are kept by model, so only one that is known is in them.
+        """Return the answer for a model that is not there.
 
-        What is wrong with the body itself is told first.
+        The books are kept by model, so only one that is known is in them. What is wrong with the body itself is told
+        first.
         """
         try:
             await self._check(http, body)
@@ -201,21 +205,21 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         return self._reject(missing)
 
     def _reject(self, error: Exception) -> web.Response:
-        """The answer to a request that failed before it was known for which model it is."""
+        """Return the answer to a request that failed before it was known for which model it is."""
         problem = self.services.problem_of(error)
         self.services.requests.refused(problem.metric)
         return self.respond_error(problem)
 
     def not_found(self, name: str, served: str) -> str:
-        """What is said of a model that is not there; `served` names others, in brackets, if there are any."""
+        """Return what is said of a model that is not there; `served` names others, in brackets, if there are any."""
         return f"Model not found: '{name}'{served}"
 
     def respond_error(self, problem: Problem) -> web.Response:
-        """An error as this API words it."""
+        """Return an error as this API words it."""
         return error_response(problem)
 
     def last_event(self, exchange: Exchange, problem: Problem, error: Exception) -> bytes:
-        """The last item of a stream that broke, as this API words it."""
+        """Return the last item of a stream that broke, as this API words it."""
         return error_event(problem) if exchange.broken is None else exchange.broken(problem)
 
     async def _answer(self, exchange: Exchange) -> web.StreamResponse:
@@ -239,7 +243,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             return self._fail(exchange, error)
 
     async def _respond_refused(self, http: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """Writes a refusal by hand if that can be done, else leaves it to aiohttp."""
+        """Write a refusal by hand if that can be done, else leaves it to aiohttp."""
         if not isinstance(response, web.Response) or response.prepared or not isinstance(response.body, bytes):
             return response
         body = response.body
@@ -252,7 +256,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         return raw_response.sent()
 
     def _cut_off(self, exchange: Exchange) -> None:
-        """The handler was cancelled: the client left, or the server ends and the client is told."""
+        """Handle a cancellation: the client left, or the server ends and the client is told."""
         transport = exchange.http.transport
         if transport is None or transport.is_closing():
             exchange.inflight.disconnected()
@@ -274,7 +278,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         return out.response
 
     async def send(self, exchange: Exchange, body: list[bytes]) -> web.StreamResponse:
-        """Gives the client a whole answer, which is in pieces; the list may be empty afterwards.
+        """Give the client a whole answer, which is in pieces; the list may be empty afterwards.
 
         Raises:
             ClientGone: it left, or does not read it in time.
@@ -323,7 +327,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         return response
 
     async def _send_large(self, http: web.Request, body: list[bytes], size: int) -> web.StreamResponse:
-        """Writes a large answer as fast as the client reads it, and lets go of what has been written.
+        """Write a large answer as fast as the client reads it, and let go of what has been written.
 
         The listener closes the connection of a client that does not read.
         """

@@ -1,4 +1,4 @@
-"""What an error looks like, for the description of an API."""
+"""The schema of errors in the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ErrorDetail(msgspec.Struct):
-    """What went wrong, in the shape that the official clients read."""
+    """An error in the shape that the official clients read."""
 
     message: str
     type: str

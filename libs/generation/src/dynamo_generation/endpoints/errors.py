@@ -1,4 +1,4 @@
-"""Errors of a request: the last event of a stream that broke, and what is logged of them."""
+"""Errors of a request: the last event of a broken stream, and its log line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ log = logging.getLogger(__name__)
 
 
 def error_event(problem: Problem) -> bytes:
-    """The last item of a stream that broke."""
+    """Return the last item of a stream that broke."""
     return b"data: %b\n\n" % error_body(problem)
 
 
 def report(problem: Problem, error: BaseException, request_id: str) -> None:
-    """Logs what the client is not told. Faults of the client are no news, and that a worker was lost is logged where
-    it was noticed."""
+    """Log what the client is not told.
+
+    Faults of the client are no news, and that a worker was lost is logged where it was noticed.
+    """
     if problem.metric == INTERNAL:
         log.error("request %s failed: %s", request_id, error, exc_info=error)
     elif problem.metric == "response_timeout":

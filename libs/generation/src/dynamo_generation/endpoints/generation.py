@@ -1,4 +1,4 @@
-"""Requests that generate: started at one or several engines, answered with events or with one body."""
+"""Generating requests: start them at one or several engines, answer with events or one body."""
 
 from __future__ import annotations
 

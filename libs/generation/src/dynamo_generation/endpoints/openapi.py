@@ -1,4 +1,4 @@
-"""``GET /openapi.json`` and ``GET /docs``: what this frontend accepts, told by what checks it."""
+"""``GET /openapi.json`` and ``GET /docs``: the description of the API, made from the types that check requests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NO_WISH = "Accepted only with values that ask for nothing, unless the engine ta
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A route, and how its body is read: the fields, and those that may only ask for nothing."""
+    """A route and the type of its body: its fields, and those that are accepted only with neutral values."""
 
     route: HttpRoute
     body: type[msgspec.Struct] | None = None
@@ -82,7 +82,7 @@ class Description:
         )
 
     async def _openapi(self, name: ListenerName, http: web.Request) -> web.Response:
-        """The description as JSON."""
+        """Return the description as JSON."""
         if name not in self._made:
             self._made[name] = msgspec.json.encode(openapi_of(self._described(name)))
         return web.Response(body=self._made[name], content_type=_JSON)
@@ -94,13 +94,13 @@ class Description:
         return [known.get((route.method, route.path)) or Operation(route, told=False) for route in routes]
 
     async def docs(self, http: web.Request) -> web.Response:
-        """A page that shows the description. Everything it needs is in it, or comes from this server."""
+        """Return a page that shows the description. Everything it needs is in it, or comes from this server."""
         page = files(__package__).joinpath("docs.html").read_text("utf-8")
         return web.Response(text=page.replace("{{openapi}}", self._openapi_path), content_type=_HTML)
 
 
 def openapi_of(operations: Sequence[Operation]) -> dict[str, Any]:
-    """The description of these operations, OpenAPI 3.1."""
+    """Return the description of these operations, OpenAPI 3.1."""
     types = dict.fromkeys(
         type_
         for operation in operations
@@ -124,7 +124,7 @@ def openapi_of(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _close(schema: dict[str, Any], passive: Mapping[str, Accepts]) -> None:
-    """Adds the fields that may only ask for nothing; there are no others."""
+    """Add the fields that may only ask for nothing; there are no others."""
     properties = schema["properties"]
     for name, accepts in passive.items():
         note = {"description": _NO_EFFECT if has_no_effect(accepts) else _NO_WISH}

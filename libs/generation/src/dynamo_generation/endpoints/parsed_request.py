@@ -24,7 +24,7 @@ class Renderer(ChunkRenderer, BodyRenderer, Protocol):
     """Makes both forms of an answer."""
 
     def extension(self, values: dict[str, Any]) -> bytes:
-        """A chunk without choices whose `nvext` holds annotations; empty if there are none."""
+        """Return a chunk without choices whose `nvext` holds annotations; empty if there are none."""
 
 
 class ParsedRequest(ABC):
@@ -58,7 +58,7 @@ class ParsedRequest(ABC):
         self.raw = {}
 
     def body_of_one(self, prompt: int, choice: int) -> dict[str, Any]:
-        """The body that asks for one answer to one of the prompts, both counted from 0."""
+        """Return the body that asks for one answer to one of the prompts, both counted from 0."""
         body = {name: value for name, value in self.raw.items() if name not in ("n", "best_of")}
         if self.request.seed is not None:
             body["seed"] = self.request.seed + choice
@@ -66,7 +66,7 @@ class ParsedRequest(ABC):
 
     @abstractmethod
     async def prompts(self, model: ServedModel) -> list[Prompt]:
-        """The prompts as tokens.
+        """Return the prompts as tokens.
 
         Raises:
             InvalidArgument: naming the field.
@@ -75,19 +75,22 @@ class ParsedRequest(ABC):
     def choice(
         self, index: int, request: PreprocessedRequest, prompt: Prompt, model: ServedModel, stops: StopStrings | None
     ) -> Choice:
-        """What reads one answer of an engine that gives tokens. May still change what the engine is asked."""
+        """Return what reads one answer of an engine that gives tokens. May still change what the engine is asked."""
         return TokenChoice(index, request, model.tokenizer, stops)
 
     def kept(self, collected: Sequence[Collected], model: ServedModel) -> Sequence[Collected]:
-        """Those of the whole answers that the client gets."""
+        """Return those of the whole answers that the client gets."""
         return collected
 
     def with_tokens(self, renderer: Inner, prompts: Sequence[Prompt], model: ServedModel, *, beside: bool) -> Renderer:
-        """What writes the answer, with its tokens if the client wants them. An engine that takes text has none."""
+        """Return what writes the answer, with its tokens if the client wants them.
+
+        An engine that takes text has none.
+        """
         if not self.request.return_token_ids or model.card.model_input == "text":
             return renderer
         return TokenIds(renderer, [prompt.token_ids for prompt in prompts], beside=beside)
 
     @abstractmethod
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:
-        """What writes the answer."""
+        """Return what writes the answer."""

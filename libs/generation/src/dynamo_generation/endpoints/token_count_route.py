@@ -1,4 +1,4 @@
-"""Routes that tell how many tokens a conversation has. No worker is asked."""
+"""Routes that count the tokens of a conversation. No worker is asked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CountingEndpoint(ModelEndpoint[TranslatedRequest]):
         self._chats = chats
 
     async def serve(self, exchange: Exchange, parsed: TranslatedRequest) -> web.StreamResponse:
-        """Answers with the number."""
+        """Return answers with the number."""
         model = exchange.model
         self._ignored.tell(exchange.http, parsed.ignored, self.ENDPOINT)
         if model.card.model_input != "text":

@@ -1,4 +1,4 @@
-"""Requests of other APIs, answered as the chat requests that they are at heart."""
+"""Requests of other APIs, translated into chat requests."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class TranslatedRequest(ParsedChat):
             super().__init__(chat, chats)
 
     def check_for_tokens(self) -> None:
-        """Refuses what cannot be asked of an engine that takes tokens."""
+        """Refuse what cannot be asked of an engine that takes tokens."""
         with told_as(self.NAMES):
             super().check_for_tokens()
 
     async def count(self, model: ServedModel) -> int:
-        """How many tokens the conversation has."""
+        """Return how many tokens the conversation has."""
         with told_as(self.NAMES):
             return len((await self.conversation(model, counted=True)).token_ids)
 
     async def prompts(self, model: ServedModel) -> list[Prompt]:
-        """The conversation as one prompt."""
+        """Return the conversation as one prompt."""
         with told_as(self.NAMES):
             return await super().prompts(model)
 
 
 @contextmanager
 def told_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors in fields of a chat request name those that the client sent.
+    """Yield errors in fields of a chat request name those that the client sent.
 
     Of fields but tools only the first part is told: positions behind it may not be the same.
     """

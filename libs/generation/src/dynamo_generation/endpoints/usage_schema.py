@@ -1,4 +1,4 @@
-"""What is told of the tokens of an answer, for the description of an API."""
+"""The schema of token usage in the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import msgspec
 
 
 class CachedTokens(msgspec.Struct):
-    """How much of the prompts engines had in their caches."""
+    """Prompt tokens found in engines' caches."""
 
     cached_tokens: int
 
 
 class ReasoningTokens(msgspec.Struct):
-    """How much of the answers was reasoning."""
+    """Reasoning tokens in the answers."""
 
     reasoning_tokens: int

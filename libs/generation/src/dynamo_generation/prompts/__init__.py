@@ -1,1 +1,1 @@
-"""Prompts: from a checked request to what an engine is given."""
+"""Prompts: from a checked request to the engine's input."""

@@ -1,4 +1,4 @@
-"""How long it takes to make prompts of requests, and what models write that is not sound."""
+"""Metrics of prompt preparation, and of malformed model output."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class PromptMeters:
         ).labels("encode")
 
     def observe(self, prompts: Iterable[Prompt]) -> None:
-        """Counts some prompts; what was not done for one is not counted."""
+        """Count some prompts; what was not done for one is not counted."""
         for prompt in prompts:
             if prompt.templating is not None:
                 self._template.observe(prompt.templating)
@@ -63,7 +63,7 @@ _REPAIRS = frozenset(
 
 
 def call_counter(services: FrontendServices) -> Callable[[ServedModel, ReadCalls], None]:
-    """Counts calls of tools that a model has written and that were not sound, or had to be repaired."""
+    """Return a counter of calls of tools that a model has written and that were not sound, or had to be repaired."""
     repaired = services.metrics.counter(
         f"{services.metrics_prefix}_repaired_tool_calls_total",
         "Tool calls whose form was repaired, by the kind of repair; a call counts once for each kind.",

@@ -1,4 +1,4 @@
-"""From a checked client request to what an engine is given."""
+"""Preprocessing: from a checked client request to the engine's request."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def chat_prompt(
     room: PromptRoom,
     tools: list[dict[str, Any]] | None = None,
 ) -> Prompt:
-    """The prompt of a conversation. `tools` are shown to the model.
+    """Return the prompt of a conversation. `tools` are shown to the model.
 
     Raises:
         InvalidArgument: the template refuses the messages; or there is no room for them.
@@ -92,7 +92,7 @@ def _values(
     tools: list[dict[str, Any]] | None,
     variables: dict[str, Any],
 ) -> dict[str, Any]:
-    """The variables of the template."""
+    """Return the variables of the template."""
     wish, going_on = request.add_generation_prompt, bool(request.continue_final_message)
     if going_on:
         raw = [*raw[:-1], {**raw[-1], "content": _marked(raw[-1]["content"])}]
@@ -132,7 +132,7 @@ def _open_ended(text: str) -> str:
 async def text_prompts(
     inputs: Sequence[PromptInput], model: ServedModel, field: str, *, add_special_tokens: bool = True
 ) -> list[Prompt]:
-    """The prompts that were given as text or as token ids.
+    """Return the prompts that were given as text or as token ids.
 
     Raises:
         InvalidArgument: one has no tokens, too many, or tokens the model does not know.
@@ -161,7 +161,7 @@ async def text_prompts(
 
 
 def fitting(prompt: Prompt, model: ServedModel, field: str) -> Prompt:
-    """The prompt, if it can be answered.
+    """Return the prompt, if it can be answered.
 
     Raises:
         InvalidArgument: it has no tokens, or too many.
@@ -188,7 +188,7 @@ def to_engine(
     choice: int = 0,
     body: dict[str, Any] | None = None,
 ) -> PreprocessedRequest:
-    """What an engine is asked for one answer to one prompt.
+    """Return what an engine is asked for one answer to one prompt.
 
     `choice` counts the answers to one prompt from 0: with a seed, each has a seed of its own. `body` is for engines
     that take text.
@@ -228,7 +228,7 @@ def _routing(request: GenerationRequest) -> RoutingHints | None:
 
 
 def _limit(wished: int | None, prompt: int, context: int | None) -> int | None:
-    """The wish, cut to what fits. Without a wish the engine has a default of its own."""
+    """Return the wish, cut to what fits. Without a wish the engine has a default of its own."""
     if context is None or wished is None:
         return wished
     return min(wished, max(context - prompt, 1))

@@ -1,4 +1,4 @@
-"""How many tokens the prompts of a request may have, and the refusal of those that have more, before it costs."""
+"""The room for prompt tokens in the context, and the early refusal of longer prompts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ESTIMATED_AFTER = 1024
 
 
 class PromptRoom:
-    """The room for the prompts of one request. `field` is what errors name.
+    """The room for the prompts of one request. `field` is named in errors.
 
     `counted` is for a request that only asks for tokens: the prompt may be longer than the context. An engine that
     takes text counts its own tokens, so that those of its prompts are an estimate, and nothing is too long. `answer` is

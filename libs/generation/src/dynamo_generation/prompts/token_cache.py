@@ -1,4 +1,4 @@
-"""What the tokenizers of all models remember together: the tokens of prompts that came before."""
+"""The shared token cache of all tokenizers: token ids of earlier prompts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dynamo_text import TokenCacheStore
 
 
 def token_memory(services: FrontendServices) -> TokenCacheStore | None:
-    """What tokenizers remember of prompts, with its metrics; None if nothing is to be remembered."""
+    """Return what tokenizers remember of prompts, with its metrics; None if nothing is to be remembered."""
     if not services.token_cache:
         return None
     metrics, name = services.metrics, f"{services.metrics_prefix}_tokenizer_cache"

@@ -1,1 +1,1 @@
-"""What clients may send: the shapes of requests, and what is checked of them."""
+"""Client requests: their types and checks."""

@@ -40,7 +40,7 @@ _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "bos_token"
 
 
 class ThinkingSwitch(msgspec.Struct, kw_only=True):
-    """Whether the model is to think first, as several servers have it."""
+    """The switch for thinking first, in the form of several servers."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: U32 | None = None
@@ -197,7 +197,7 @@ def _check_continuation(request: ChatRequest) -> None:
 
 
 def _calls_with_constraint(request: ChatRequest) -> InvalidArgument | None:
-    """Of all that binds the text, only `response_format` goes with tools: its value is JSON, and so are calls."""
+    """Refuse tools beside a constraint of the text other than `response_format`, whose value is JSON as calls are."""
     found = request.constraint if request.uses_tools else None
     if found is None or found[0] == "response_format":
         return None

@@ -1,4 +1,4 @@
-"""What chat and text completions have in common: fields and their ranges."""
+"""Fields and ranges shared by chat and text completions."""
 
 from __future__ import annotations
 
@@ -124,17 +124,17 @@ class GenerationRequest(ConstraintFields, kw_only=True):
 
 
 def invalid(message: str, field: str) -> InvalidArgument:
-    """The error for a value out of range."""
+    """Return the error for a value out of range."""
     return InvalidArgument(f"Validation: {shown(message, 1000)}", field=field)
 
 
 def number(value: float) -> str:
-    """A number as a client would write it."""
+    """Return a number as a client would write it."""
     return str(int(value)) if abs(value) < 1e15 and value == int(value) else repr(value)
 
 
 def check_range(value: float | None, low: float, high: float, name: str, field: str) -> None:
-    """Checks a number that may be absent.
+    """Check a number that may be absent.
 
     Raises:
         InvalidArgument: it is outside of `low` to `high`, both allowed.
@@ -144,7 +144,7 @@ def check_range(value: float | None, low: float, high: float, name: str, field: 
 
 
 def check_common(request: GenerationRequest, prompts: int = 1) -> None:
-    """Checks the ranges that all requests share, and settles fields that can be given in two places.
+    """Check the ranges that all requests share, and settles fields that can be given in two places.
 
     Raises:
         InvalidArgument: naming the field.
@@ -202,7 +202,7 @@ def _settle(request: GenerationRequest) -> None:
 
 
 def check_token_limit(value: int | None, name: str, field: str) -> None:
-    """Checks a limit of output tokens that may be absent.
+    """Check a limit of output tokens that may be absent.
 
     Raises:
         InvalidArgument: it is 0.

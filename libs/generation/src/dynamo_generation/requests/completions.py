@@ -103,7 +103,7 @@ def parse_completion(raw: dict[str, Any]) -> CheckedCompletion:
 
 
 def split_inputs(value: str | Sequence[Any], field: str, name: str) -> list[PromptInput]:
-    """The single inputs of a text, a list of texts, a list of token ids, or a list of lists of token ids.
+    """Return the single inputs of a text, a list of texts, a list of token ids, or a list of lists of token ids.
 
     Raises:
         InvalidArgument: an input is empty, or the list is mixed or of something else.

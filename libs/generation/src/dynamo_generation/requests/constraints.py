@@ -1,4 +1,4 @@
-"""What the text of an answer must look like, as clients may say it; engines get it as guided decoding."""
+"""Constraints on the text of an answer, sent to engines as guided decoding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
-    """A JSON Schema with a name; `strict` asks for what an engine does anyway."""
+    """A JSON Schema with a name; `strict` is accepted, and engines are always strict."""
 
     name: str | None = None
     description: str | None = None
@@ -39,7 +39,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """vLLM's way. Exactly one of the first six is given."""
+    """Guided decoding in vLLM's form. Exactly one of the first six is given."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -87,7 +87,7 @@ class ConstraintFields(msgspec.Struct, kw_only=True, dict=True):
 
 
 def _found(request: ConstraintFields) -> Iterator[tuple[str, GuidedDecodingOptions]]:
-    """Every field that says something."""
+    """Yield every field that says something."""
     if request.response_format is not None:
         options = _of_format(request.response_format)
         if options is not None:
@@ -160,7 +160,7 @@ def _of_structured(wanted: StructuredOutputs) -> GuidedDecodingOptions:
 
 
 def _schema(value: str | dict[str, Any] | None, field: str) -> dict[str, Any]:
-    """A JSON Schema, which may be given as text."""
+    """Return a JSON Schema, which may be given as text."""
     if isinstance(value, dict):
         return value
     try:

@@ -1,4 +1,4 @@
-"""Who asks, as the body of a request names its end user and its session."""
+"""The end user and session that a request body names, added to the principal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ MESSAGES_USER: Sequence[Field] = (("metadata", "user_id"),)
 def with_end_user(
     principal: Principal, raw: Mapping[str, Any], user: Sequence[Field], session: Sequence[Field]
 ) -> Principal:
-    """The principal with what the first given field of each kind says. A header's session goes before all of them.
+    """Return the principal with what the first given field of each kind says.
+
+    A header's session goes before all of them.
 
     Raises:
         InvalidArgument: the session cannot be one.
@@ -34,7 +36,7 @@ def with_end_user(
 
 
 def _first(raw: Mapping[str, Any], fields: Sequence[Field]) -> tuple[str, str]:
-    """The first field that holds text, and its text; empty if none does."""
+    """Return the first field that holds text, and its text; empty if none does."""
     for field in fields:
         value: Any = raw
         for key in field:

@@ -1,4 +1,4 @@
-"""Fields that an API accepts without effect, or only with values that ask for nothing: the tables, and their checks.
+"""Fields of the official APIs that are accepted without effect, or only with neutral values.
 
 Those of chat and text completions are here, those of an API of its own with its requests.
 
@@ -85,14 +85,14 @@ NOTHING = OneOf(None)
 
 
 def schema_of(accepts: Accepts) -> dict[str, Any]:
-    """What such a field may hold, as a JSON Schema."""
+    """Return what such a field may hold, as a JSON Schema."""
     if isinstance(accepts, Text | Notes | ListOf):
         return dict(accepts.schema)
     return {"enum": list(accepts.values)} if isinstance(accepts, OneOf) else {}
 
 
 def has_no_effect(accepts: Accepts) -> bool:
-    """Whether every value that is accepted may ask for something, which then is not done."""
+    """Return whether every value that is accepted may ask for something, which then is not done."""
     return isinstance(accepts, Documented) or not isinstance(accepts, OneOf)
 
 

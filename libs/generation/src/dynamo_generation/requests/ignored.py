@@ -1,4 +1,4 @@
-"""Parts of a client's body that are left out of its request, and how the client is told."""
+"""Ignored parts of a client's body, and the header that reports them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class IgnoredFields:
         )
 
     def strip(self, http: web.Request, raw: dict[str, Any], known: Collection[str], endpoint: str) -> None:
-        """Takes out of a body what is not `known`."""
+        """Take out of a body what is not `known`."""
         names = [name for name in raw if name not in known and name not in NEVER_IGNORED]
         for name in names:
             del raw[name]
         self.tell(http, names, endpoint)
 
     def tell(self, http: web.Request, names: Sequence[str], endpoint: str) -> None:
-        """Counts what was left out, and has the answer name it."""
+        """Count what was left out, and let the answer name it."""
         if not names:
             return
         self._count.labels(endpoint).inc(len(names))
@@ -54,10 +54,10 @@ class IgnoredFields:
 
 
 def any_ignored(http: web.Request) -> bool:
-    """Whether the answer has to name something that was left out."""
+    """Return whether the answer has to name something that was left out."""
     return _KEY in http
 
 
 def headers_of(http: web.Request) -> dict[str, str]:
-    """The headers that an answer needs for that."""
+    """Return the headers that an answer needs for that."""
     return {HEADER: http[_KEY]} if _KEY in http else {}

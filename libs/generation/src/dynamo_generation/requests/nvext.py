@@ -1,4 +1,4 @@
-"""`nvext`: what a request may ask for beyond the OpenAI API."""
+"""`nvext`: request fields beyond the OpenAI API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def check_nvext(nvext: NvExt) -> None:
-    """Checks the ranges.
+    """Check the ranges.
 
     Raises:
         InvalidArgument: naming the field.

@@ -1,4 +1,4 @@
-"""How a wish for thinking reaches a chat template: by those of these variables that the template reads."""
+"""The thinking switch of a request as variables of the chat template."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jinja2 import meta, nodes
 
 
 class Kind(enum.Enum):
-    """What a variable says."""
+    """The meaning of a template variable."""
 
     SWITCH = "true or false"
     EFFORT = "a word"
@@ -37,7 +37,7 @@ _NONE, _LEAST, _MUCH = "none", "low", "high"
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a client wants. `on` is None if it leaves the choice to the template."""
+    """A client's wish for thinking. `on` is None if it leaves the choice to the template."""
 
     on: bool | None = None
     effort: str | None = None
@@ -53,14 +53,14 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingVariables:
-    """Those of the variables that a template reads. `knows_none` is whether it tells the effort ``none`` apart."""
+    """The thinking variables that a template reads. `knows_none` is whether it accepts the effort ``none``."""
 
     names: tuple[str, ...] = ()
     knows_none: bool = False
 
     @staticmethod
     def of(source: str, parsed: nodes.Template) -> ThinkingVariables:
-        """The variables of a template, of which there is both the source and the tree."""
+        """Return the variables of a template, of which there is both the source and the tree."""
         if not any(name in source for name in VARIABLES):
             return ThinkingVariables()
         read = meta.find_undeclared_variables(parsed)
@@ -68,7 +68,7 @@ class ThinkingVariables:
         return ThinkingVariables(tuple(name for name in VARIABLES if name in read), knows_none)
 
     def values(self, wish: Wish) -> dict[str, Any]:
-        """What the variables are for a wish; without those that are left to the template."""
+        """Return what the variables are for a wish; without those that are left to the template."""
         thinks = wish.thinks
         found: dict[str, Any] = {}
         for name in self.names:

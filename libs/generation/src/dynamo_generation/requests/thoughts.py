@@ -1,4 +1,4 @@
-"""Thoughts of an answer as an opaque text that a client keeps and sends back: they need not be kept here.
+"""Reasoning of an answer as an opaque text that the client stores and sends back.
 
 It is base64 of a version byte, a checksum and the text as UTF-8. It is not encrypted and proves nothing of where it
 comes from: the client may read the thoughts anyway.
@@ -16,13 +16,13 @@ _HEAD = struct.Struct("!BI")
 
 
 def packed(thoughts: str) -> str:
-    """The opaque text."""
+    """Return the opaque text."""
     body = thoughts.encode(errors="replace")
     return b64encode(_HEAD.pack(_VERSION, zlib.crc32(body)) + body).decode()
 
 
 def unpacked(opaque: str | None) -> str:
-    """The thoughts; empty if the text comes from elsewhere, or is not whole."""
+    """Return the thoughts; empty if the text comes from elsewhere, or is not whole."""
     try:
         data = b64decode(opaque or "", validate=True)
         version, checksum = _HEAD.unpack_from(data)

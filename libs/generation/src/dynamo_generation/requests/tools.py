@@ -1,4 +1,4 @@
-"""Tools: what a request may say of them, and what an engine is asked for if one must be called."""
+"""Tools: the tool fields of a request, and the guided decoding for a forced call."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class NamedChoice(msgspec.Struct, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    """What an earlier answer called; the arguments are JSON text, or already an object."""
+    """A function call of an earlier answer; the arguments are JSON text, or already an object."""
 
     name: str
     arguments: str | dict[str, Any] | None = None
@@ -76,12 +76,12 @@ ToolChoice: TypeAlias = str | NamedChoice
 
 
 def forced_name(choice: ToolChoice | None) -> str | None:
-    """The function that must be called, if one is named."""
+    """Return the function that must be called, if one is named."""
     return choice.function.name if isinstance(choice, NamedChoice) and choice.function is not None else None
 
 
 def mode_of(choice: ToolChoice | None) -> str:
-    """Whether a tool must be called, may be, or may not."""
+    """Return whether a tool must be called, may be, or may not."""
     if not isinstance(choice, NamedChoice):
         return choice or AUTO
     if choice.allowed_tools is None:
@@ -90,7 +90,7 @@ def mode_of(choice: ToolChoice | None) -> str:
 
 
 def allowed_names(choice: ToolChoice | None) -> frozenset[str] | None:
-    """The functions that may be called; None if all may be."""
+    """Return the functions that may be called; None if all may be."""
     if not isinstance(choice, NamedChoice) or choice.allowed_tools is None:
         return None
     return frozenset(each.function.name for each in choice.allowed_tools.tools or () if each.function is not None)
@@ -154,7 +154,9 @@ def _refusal_of_choice(choice: ToolChoice | None) -> InvalidArgument | None:
 
 
 def guided(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) -> GuidedDecodingOptions | None:
-    """What the answer must look like: the arguments of the named function, or a list of calls; None if it is free.
+    """Return what the answer must look like: the arguments of the named function, or a list of calls.
+
+    None if it is free.
 
     Raises:
         InvalidArgument: definitions of two tools have one name and differ, so that no schema can hold both.
@@ -181,7 +183,7 @@ def guided(tools: Sequence[Tool], choice: ToolChoice | None, *, parallel: bool) 
 
 
 def _call(function: Function, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one call. References begin at the root of a schema, so definitions move there."""
+    """Return the schema of one call. References begin at the root of a schema, so definitions move there."""
     parameters = dict(_parameters(function))
     own = parameters.pop("$defs", None)
     for name, value in (own if isinstance(own, dict) else {}).items():

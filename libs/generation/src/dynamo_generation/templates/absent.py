@@ -1,4 +1,4 @@
-"""What a template is given where a message has no content: none, or an empty text."""
+"""The value for absent message content in a template: none, or an empty text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _CONTENT = "content"
 
 
 def asks_for_none(template: nodes.Template) -> bool:
-    """Whether a template looks if a content is none, as some do to tell calls of tools.
+    """Return whether a template looks if a content is none, as some do to tell calls of tools.
 
     Any other would show the word ``None``, or fail where it adds the content to a text: such a template is for an
     empty text, which is what other servers hand it.
@@ -27,7 +27,7 @@ def _is_none(node: nodes.Node) -> bool:
 
 
 def _is_content(node: nodes.Node | None) -> bool:
-    """Whether an expression is the content of a message, going by what it is called."""
+    """Return whether an expression is the content of a message, going by what it is called."""
     match node:
         case nodes.Filter():
             return _is_content(node.node)

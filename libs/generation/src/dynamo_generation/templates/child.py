@@ -1,4 +1,4 @@
-"""The process for what may take long: it renders, and checks answers. Also the environment of any chat template.
+"""The child process for long work: it renders templates and checks answers, in the template environment.
 
 It is started by its path and imports nothing of this package, so that it is there quickly and small. Requests and
 answers are JSON, each after its length; `template_process.py` is the other end.
@@ -52,14 +52,14 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - the name and the form are jinja2's
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The marked block, with variables of its own."""
+        """Return the marked block, with variables of its own."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return [nodes.Scope(body).set_lineno(line)]
 
 
 def environment(cls: type[EnvironmentT]) -> EnvironmentT:
-    """An environment of this class, as chat templates expect it."""
+    """Return an environment of this class, as chat templates expect it."""
     made = cls(trim_blocks=True, lstrip_blocks=True, autoescape=False, extensions=[LoopControlExtension, _Generation])
     made.filters["tojson"] = tojson
     helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise, "strftime_now": time.strftime}
@@ -78,12 +78,12 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the HTML escapes of jinja2's own filter, which models have never seen."""
+    """Return JSON without the HTML escapes of jinja2's own filter, which models have never seen."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class Job(msgspec.Struct, tag=True):
-    """What is to be rendered: a template, and its variables. `seconds` is the processor time that it may take."""
+    """A template to render, and its variables. `seconds` is its limit of processor time."""
 
     source: str
     values: dict[str, Any]
@@ -98,7 +98,7 @@ class SchemaJob(msgspec.Struct, tag=True):
 
 
 class Checked(msgspec.Struct):
-    """The first text that is not as its schema says: its place, and why. `fault` is why it could not be told.
+    """The first text that breaks its schema: its place, and why. `fault` is why it could not be decided.
 
     The process ends after the `last` answer.
     """
@@ -195,13 +195,13 @@ def _limit(limit: int, soft: int, hard: int) -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """From here on the process may use so much processor time; then the kernel ends it, whatever it does."""
+    """Let the process use so much processor time; then the kernel ends it, whatever it does."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime + seconds) + 1, resource.RLIM_INFINITY)
 
 
 def _memory() -> int:
-    """Bytes of memory that the process has now."""
+    """Return bytes of memory that the process has now."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -211,7 +211,7 @@ def _memory() -> int:
 
 
 def read(pipe: IO[bytes]) -> bytes | None:
-    """The next message; None at the end."""
+    """Return the next message; None at the end."""
     head = pipe.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
@@ -221,7 +221,7 @@ def read(pipe: IO[bytes]) -> bytes | None:
 
 
 def write(pipe: IO[bytes], message: bytes) -> None:
-    """Sends a message."""
+    """Send a message."""
     pipe.write(LENGTH.pack(len(message)))
     pipe.write(message)
     pipe.flush()
@@ -237,7 +237,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Answers until the other end is closed. Argument: the module that its jobs need, which takes a while to load."""
+    """Answer until the other end is closed. Argument: the module that its jobs need, which takes a while to load."""
     # A signal to the whole group is for the parent, which closes the pipe when it needs this process no more.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

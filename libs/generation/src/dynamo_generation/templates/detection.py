@@ -1,4 +1,4 @@
-"""Detection of the forms that a chat template reads: small conversations are rendered, and looked for in the prompt.
+"""Detection of the message forms that a chat template reads: render small conversations and inspect the prompts.
 
 A form fits if the template shows all that a conversation holds. Sources of templates do not tell: macros, loops and
 namespaces stand between a message and what is written of it.

@@ -1,4 +1,4 @@
-"""The error that only templates have."""
+"""Errors of templates."""
 
 from __future__ import annotations
 

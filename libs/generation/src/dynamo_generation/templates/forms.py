@@ -1,4 +1,4 @@
-"""The forms in which a chat template reads a conversation."""
+"""The message forms that a chat template can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendering on the event loop: only plain templates, and only for as long as that takes hardly any time.
+"""Rendering on the event loop, for plain templates and within a short time limit.
 
 What could add up is bounded: the time, at each turn of a loop and each call of a macro; the size of texts and lists,
 before they are made. What is beyond that is no error: it is rendered in a process of its own instead.
@@ -44,7 +44,7 @@ class TooMuch(Exception):
 
 
 def weigh(value: Any, most: int) -> int:
-    """How many items a value has, all the way down; more than `most` if it is more than that.
+    """Return how many items a value has, all the way down; more than `most` if it is more than that.
 
     An item that is there twice counts twice, as it does for code that walks the value. So does a text, by its length.
     """
@@ -75,7 +75,7 @@ def _joined(parts: Iterable[Any]) -> str:
 
 
 def _listed(values: Iterable[Any]) -> Sequence[Any]:
-    """The values as a list, however they come."""
+    """Return the values as a list, however they come."""
     if not isinstance(values, Sequence):
         values = list(islice(values, MAX_ITEMS + 1))
     if len(values) > MAX_ITEMS:
@@ -92,7 +92,7 @@ class BoundedContext(Context):
     _late: float | None = None
 
     def tick(self) -> None:
-        """Looks at the time.
+        """Look at the time.
 
         Raises:
             TooMuch: it is over.
@@ -101,7 +101,7 @@ class BoundedContext(Context):
             self._look()
 
     def _look(self) -> None:
-        """The time is over, but it may have been that of others, or of a collection of garbage."""
+        """Look at the time, which may have been used by other tasks or a garbage collection."""
         used = thread_time()
         if self._late is None:
             self._late = used
@@ -110,11 +110,11 @@ class BoundedContext(Context):
         self.deadline = perf_counter() + SECONDS
 
     def joined(self, parts: Sequence[Any]) -> str:
-        """Parts as one text."""
+        """Return parts as one text."""
         return _joined(parts)
 
     def built(self, value: Any) -> Any:
-        """A list or an object that the template has made."""
+        """Return a list or an object that the template has made."""
         if weigh(value, MAX_ITEMS) > MAX_ITEMS:
             raise TooMuch
         return value
@@ -196,7 +196,7 @@ class _CodeGenerator(CodeGenerator):
 
 
 def _sum_of(shown: nodes.Expr) -> set[int]:
-    """The additions that make an expression, unless they are many."""
+    """Return the additions that make an expression, unless they are many."""
     found: set[int] = set()
     stack = [shown]
     while stack:
@@ -208,7 +208,7 @@ def _sum_of(shown: nodes.Expr) -> set[int]:
 
 
 def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that another filter calls for each item, or a test that it makes of each."""
+    """Return a filter that another filter calls for each item, or a test that it makes of each."""
 
     def call(
         self: Environment,
@@ -227,7 +227,7 @@ def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """For plain templates."""
+    """A jinja2 environment for plain templates."""
 
     code_generator_class = _CodeGenerator
     context_class = BoundedContext
@@ -235,7 +235,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "%"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operator whose result may be much larger than its arguments."""
+        """Return an operator whose result may be much larger than its arguments."""
         if isinstance(left, str):
             if operator != "+":
                 raise TooMuch
@@ -254,7 +254,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     call_test = _counted(Environment.call_test)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:
-        """A call; of some methods the size of the result is checked."""
+        """Return a call; of some methods the size of the result is checked."""
         check = _CHECKS.get(getattr(obj, "__name__", ""))
         if check is not None and isinstance(text := getattr(obj, "__self__", None), str):
             args = check(text, args)
@@ -262,7 +262,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def bounded_environment() -> BoundedEnvironment:
-    """An environment for plain templates."""
+    """Return an environment for plain templates."""
     made = environment(BoundedEnvironment)
     made.globals |= {"range": _range, "dict": _dict, "strftime_now": _strftime}
     made.filters |= {"join": _join, "replace": _replace, "indent": _indent, "trim": _trim, "tojson": _tojson}
@@ -323,7 +323,7 @@ class PlainTemplate:
         self._globals = dict(template.globals)
 
     def render(self, values: Mapping[str, Any]) -> str:
-        """The text; `values` are the variables.
+        """Return the text; `values` are the variables.
 
         Raises:
             TooMuch: it takes too long, or gets too long.

@@ -1,4 +1,4 @@
-"""Messages of clients in the forms that a chat template reads."""
+"""Client messages in the forms that a chat template reads."""
 
 from __future__ import annotations
 

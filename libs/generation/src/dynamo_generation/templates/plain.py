@@ -1,4 +1,4 @@
-"""Which chat templates may be rendered on the event loop: those that use only what takes little time.
+"""Plain chat templates, which use only cheap operations and may be rendered on the event loop.
 
 A template is *plain* if all that it uses takes a time that is linear in the size of its arguments. Its loops, and what
 texts and lists grow to, are bounded while it is rendered.
@@ -125,7 +125,7 @@ _NOT_PLAIN = (
 
 
 def is_plain(template: nodes.Template, environment: Environment) -> bool:
-    """Whether a template may be rendered on the event loop."""
+    """Return whether a template may be rendered on the event loop."""
     if next(template.find_all(_NOT_PLAIN), None) is not None:
         return False
     macros = {macro.name for macro in template.find_all(nodes.Macro)}
@@ -165,7 +165,7 @@ def _plain_filter(each: nodes.Filter, environment: Environment) -> bool:
 
 
 def _short_condition(loop: nodes.For) -> bool:
-    """Whether the condition of a loop, if it has one, takes no time worth mentioning."""
+    """Return whether the condition of a loop, if it has one, takes no time worth mentioning."""
     if loop.test is None:
         return True
     condition = nodes.List([loop.test])

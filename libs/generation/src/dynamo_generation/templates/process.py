@@ -1,4 +1,4 @@
-"""Rendering in processes of their own, which are ended when they take too long or too much memory."""
+"""Rendering in child processes, which are killed when they take too long or too much memory."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class LimitedProcess:
-    """One process, which does one thing at a time. `modules` are what its jobs need beside jinja2.
+    """One child process, which does one job at a time. `modules` are needed by its jobs beside jinja2.
 
     Whatever is given up ends the process, in one of the `tasks`.
     """
@@ -47,7 +47,7 @@ class LimitedProcess:
         self._lock = threading.Lock()
 
     async def start(self) -> None:
-        """Returns when it can be asked, or has ended: at once, unless it is new. Safe to repeat.
+        """Return when it can be asked, or has ended: at once, unless it is new. Safe to repeat.
 
         How long a new one takes depends on the machine, and not on what it is asked: give it a deadline of `STARTS`.
         """
@@ -55,11 +55,14 @@ class LimitedProcess:
             await self._in_thread(self._wait_for_start)
 
     async def ask(self, job: Callable[[], Job | SchemaJob], answer: type[_T]) -> _T | None:
-        """The answer to a job, which is made in a thread; None if the process has ended. It must have been started."""
+        """Return the answer to a job, which is made in a thread; None if the process has ended.
+
+        It must have been started.
+        """
         return await self._in_thread(lambda: self._exchange(job(), answer))
 
     async def end(self, working: asyncio.Task[Any] | None = None) -> int:
-        """Ends it, whatever it does, and then the thread that asks it. Returns its exit code."""
+        """End it, whatever it does, and then the thread that asks it. Return its exit code."""
         self.kill()
         if working is not None:
             # The thread sees the end of the pipe.
@@ -93,14 +96,14 @@ class LimitedProcess:
         return None if message is None else msgspec.json.decode(message, type=answer)
 
     def kill(self) -> None:
-        """Ends it, whatever it does; from any thread."""
+        """End it, whatever it does; from any thread."""
         with self._lock:
             self._killed = True
             if self._process is not None:
                 self._process.kill()
 
     def close(self) -> int:
-        """Returns its exit code when it has ended, which it does soon."""
+        """Return its exit code when it has ended, which it does soon."""
         process = self._process
         if process is None:
             return 0
@@ -127,7 +130,7 @@ class LimitedProcess:
 
 
 class TemplateProcesses:
-    """A few processes, of which a template has one at a time: one that runs away does not hold up the others.
+    """A few processes, one per template at a time: a runaway template does not hold up the others.
 
     `timeout` is in seconds, once for waiting and once for rendering.
     """
@@ -141,7 +144,7 @@ class TemplateProcesses:
         self._closed = False
 
     async def render(self, name: str, source: str, values: Callable[[], dict[str, Any]]) -> tuple[str, float]:
-        """The text of a template, and the seconds of processor time that it took.
+        """Return the text of a template, and the seconds of processor time that it took.
 
         `name` is how messages call the template. `values` is called in a thread.
 
@@ -174,7 +177,7 @@ class TemplateProcesses:
         return rendered.text, rendered.seconds
 
     async def aclose(self) -> None:
-        """Ends all processes. Safe twice."""
+        """End all processes. Safe twice."""
         self._closed = True
         await self._tasks.join(_END)
         await asyncio.gather(*(process.end() for process in self._idle))
@@ -196,5 +199,5 @@ class TemplateProcesses:
 
 
 def refused(reason: object) -> InvalidArgument:
-    """The error for messages that a template refuses, or cannot deal with."""
+    """Return the error for messages that a template refuses, or cannot deal with."""
     return InvalidArgument(f"The chat template of the model refused the messages: {reason}", field="messages")

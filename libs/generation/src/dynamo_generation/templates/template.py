@@ -86,7 +86,7 @@ class ChatTemplate:
         self._forms: dict[bool, TemplateForms] = {}
 
     def keep_apart(self) -> None:
-        """A short conversation took long: it is not tried on the event loop for a while."""
+        """Keep a short conversation that took long off the event loop for a while."""
         self.apart_until = time.monotonic() + _APART
 
     def values(
@@ -97,7 +97,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> dict[str, Any]:
-        """The variables of a conversation. `tools` are what the model may call, as the client sent them."""
+        """Return the variables of a conversation. `tools` are what the model may call, as the client sent them."""
         # Templates are written for a library that always has these, some as none.
         return {
             "documents": None,
@@ -109,11 +109,11 @@ class ChatTemplate:
         }
 
     def source(self, *, tools: bool) -> str:
-        """The source of the template for conversations with or without tools."""
+        """Return the source of the template for conversations with or without tools."""
         return self._form_of(tools).source
 
     def thinking(self, *, tools: bool) -> ThinkingVariables:
-        """Which variables turn thinking on and off in conversations with or without tools."""
+        """Return which variables turn thinking on and off in conversations with or without tools."""
         return self._form_of(tools).thinking
 
     def forms(self, *, tools: bool) -> TemplateForms:
@@ -129,7 +129,7 @@ class ChatTemplate:
         self._forms[tools] = forms
 
     def detect_now(self) -> bool:
-        """Find the forms; return whether that took hardly any time, else they are not known. Takes a moment."""
+        """Find the forms; return whether that took hardly any time, else they are not known. Take a moment."""
 
         def render(messages: list[dict[str, Any]], shown: Sequence[dict[str, Any]] | None) -> str | None:
             try:
@@ -148,7 +148,7 @@ class ChatTemplate:
         return self._tool_form if tools else self._form
 
     def render(self, values: Mapping[str, Any]) -> str:
-        """The text of a conversation, if that takes hardly any time.
+        """Return the text of a conversation, if that takes hardly any time.
 
         Raises:
             TooMuch: it takes longer.
@@ -191,7 +191,7 @@ class _Form:
 
 
 class TemplateStore:
-    """The templates of all models, each compiled once for each version of the model, and what renders them.
+    """The compiled templates of all models, one per version of a model, and their renderers.
 
     `timeout` is the seconds that one may take.
     """
@@ -203,7 +203,7 @@ class TemplateStore:
         self._processes = TemplateProcesses(timeout)
 
     def known(self, model: ServedModel) -> ChatTemplate | None:
-        """The template of a model, if it has been compiled."""
+        """Return the template of a model, if it has been compiled."""
         card = model.card
         key = (card.name, card.checksum)
         template = self._templates.get(key)
@@ -260,7 +260,7 @@ class TemplateStore:
                 return
 
     def render_now(self, template: ChatTemplate, values: Mapping[str, Any]) -> str | None:
-        """The text of a conversation; None if it is to be rendered in a process of its own.
+        """Return the text of a conversation; None if it is to be rendered in a process of its own.
 
         Raises:
             InvalidArgument: the template refuses these messages, or cannot deal with them.
@@ -276,7 +276,7 @@ class TemplateStore:
     async def render(
         self, template: ChatTemplate, values: Callable[[], dict[str, Any]], *, tools: bool, long: bool
     ) -> str:
-        """The text of a conversation, however long. A thread calls `values` for the variables.
+        """Return the text of a conversation, however long. A thread calls `values` for the variables.
 
         `tools` says whether there are tools among them, `long` whether it may well take long.
 
@@ -297,7 +297,7 @@ class TemplateStore:
         return text
 
     async def aclose(self) -> None:
-        """Ends what renders long conversations. Safe twice."""
+        """End what renders long conversations. Safe twice."""
         await self._processes.aclose()
 
 
@@ -372,7 +372,7 @@ def _text(data: bytes | None) -> str | None:
 
 
 def _pick(value: Any) -> tuple[str | None, str | None]:
-    """A template, or of a list of named ones the one called default; and the one for tools, if there is one."""
+    """Return a template, or of a list of named ones the one called default; and the one for tools, if there is one."""
     if isinstance(value, list):
         named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
         value, tool_use = named.get("default", next(iter(named.values()), None)), named.get("tool_use")

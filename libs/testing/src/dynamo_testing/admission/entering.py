@@ -1,4 +1,4 @@
-"""Which requests are let in, and what the others are told."""
+"""Checks of the requests that are admitted, and of the errors for refused ones."""
 
 from __future__ import annotations
 

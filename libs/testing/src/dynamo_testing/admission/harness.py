@@ -1,4 +1,4 @@
-"""What the checks of an admission work with: a model whose workers have the load that a check gives them."""
+"""The harness of the admission checks: a model whose workers have the load that a check gives them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Hall:
         self._asking = TaskSet()
 
     def pool(self, role: str = AGGREGATED, *, model: str = MODEL, workers: int = 2) -> Pool:
-        """The pool of a role."""
+        """Return the pool of a role."""
         pool = self._pools.get((model, role))
         if pool is None:
             pool = self._pools[model, role] = Pool(model, role)
@@ -60,14 +60,14 @@ class Hall:
         return pool
 
     def load(self, load: RankLoad, *, pool: Pool | None = None, workers: Sequence[int] = (1, 2)) -> None:
-        """Gives workers of a pool a load, as the worker monitor does: the admission says who is busy."""
+        """Give workers of a pool a load, as the worker monitor does: the admission says who is busy."""
         pool = pool or self.pool()
         for number in workers:
             busy = self.admission.ARMS_THRESHOLDS and self.admission.is_busy(pool.model, [load])
             pool.set_busy(number, busy)
 
     async def admit(self, *pools: Pool, principal: Principal | None = None) -> Permit:
-        """A request for these pools, or for that of the aggregated workers, as core makes one."""
+        """Return a request for these pools, or for that of the aggregated workers, as core makes one."""
         asked = pools or (self.pool(),)
         principal = principal or self.principal
         request = PreprocessedRequest(model=asked[0].model, token_ids=[1, 2, 3])
@@ -79,7 +79,7 @@ class Hall:
             raise AssertionError(f"neither a permit nor a refusal within {self.wait} s") from None
 
     async def refusal(self, *pools: Pool, principal: Principal | None = None) -> DynamoError:
-        """The refusal of such a request, of any kind; a permit is a failure."""
+        """Return the refusal of such a request, of any kind; a permit is a failure."""
         try:
             permit = await self.admit(*pools, principal=principal)
         except REFUSALS as error:
@@ -88,13 +88,13 @@ class Hall:
         raise AssertionError("a request was let in that should have been refused")
 
     async def overload(self, *pools: Pool, principal: Principal | None = None) -> ServiceOverloaded:
-        """The refusal of such a request for the load of the workers; anything else is a failure."""
+        """Return the refusal of such a request for the load of the workers; anything else is a failure."""
         refused = await self.refusal(*pools, principal=principal)
         assert isinstance(refused, ServiceOverloaded), f"it was refused by {refused!r}, and not for the load of workers"
         return refused
 
     def ask(self) -> asyncio.Task[Permit | None]:
-        """A request that may wait; its result is None if it is refused."""
+        """Return a request that may wait; its result is None if it is refused."""
         return self._asking.spawn(self._ask(), name="kit-request")
 
     async def _ask(self) -> Permit | None:
@@ -104,13 +104,13 @@ class Hall:
             return None
 
     async def aclose(self) -> None:
-        """Ends what a check has left waiting."""
+        """End what a check has left waiting."""
         await self._asking.aclose()
 
 
 @pytest.mark.asyncio
 class AdmissionHarness:
-    """What an author answers about an admission: the fixture `make_admission`, `held`, and two attributes."""
+    """The author's part of an admission kit: the fixture `make_admission`, `held`, and two attributes."""
 
     #: Seconds that anything may take before a check fails, the longest wait in a queue included.
     WAIT: ClassVar[float] = 5.0
@@ -122,28 +122,31 @@ class AdmissionHarness:
 
     @pytest.fixture
     def make_admission(self) -> AdmissionFactory:
-        """Makes the admission from its services. Every author writes this one."""
+        """Make the admission from its services. Every author writes this one."""
         raise NotImplementedError("write a fixture `make_admission` that returns a function of AdmissionServices")
 
     def held(self, admission: Admission) -> int:
-        """How much the admission holds now: permits that are out, and places in a queue. 0 for one that counts none."""
+        """Return how much the admission holds now: permits that are out, and places in a queue.
+
+        0 for one that counts none.
+        """
         raise NotImplementedError("write a method `held` that tells how many permits and places are held")
 
     @pytest.fixture
     async def hall(self, make_admission: AdmissionFactory) -> AsyncIterator[Hall]:
-        """The admission, started, and workers with nothing to do."""
+        """Yield the started admission, and workers with nothing to do."""
         async with running(make_admission, self.WAIT) as hall:
             yield hall
 
     @pytest.fixture
     def by_load(self, hall: Hall) -> Hall:
-        """The same, for checks of an admission that refuses by the load of the workers."""
+        """Return the same, for checks of an admission that refuses by the load of the workers."""
         if not hall.admission.REFUSES_BY_LOAD:
             pytest.skip("REFUSES_BY_LOAD is not set: the load of workers is no reason to refuse")
         return hall
 
     async def keep_out(self, hall: Hall) -> list[Permit]:
-        """Makes the admission keep requests out: by the load, or by permits, which are returned."""
+        """Make the admission keep requests out: by the load, or by permits, which are returned."""
         if hall.admission.REFUSES_BY_LOAD:
             hall.load(OVER_BLOCKS)
             return []
@@ -154,7 +157,7 @@ class AdmissionHarness:
 
 @asynccontextmanager
 async def running(make_admission: AdmissionFactory, wait: float) -> AsyncIterator[Hall]:
-    """A started admission."""
+    """Yield a started admission."""
     services = AdmissionServices(Metrics(), thresholds=_Thresholds(), retry_after=lambda model: 7.0)
     admission = make_admission(services)
     hall = Hall(admission, wait)

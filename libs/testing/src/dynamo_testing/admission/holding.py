@@ -1,4 +1,4 @@
-"""What is held for a request is given back, however the request ends, and never twice."""
+"""Checks that what is held for a request is released once, however the request ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROUNDS = 5
 
 
 class HoldingChecks(AdmissionHarness):
-    """Permits, places in queues, and what is left of them."""
+    """Checks of permits, places in queues, and leftovers."""
 
     async def test_a_released_permit_leaves_nothing_behind(self, hall: Hall) -> None:
         for tokens in range(_ROUNDS):

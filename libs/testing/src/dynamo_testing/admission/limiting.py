@@ -1,4 +1,4 @@
-"""Limits of clients: the reason that is told, and that the load of workers is none."""
+"""Checks of client limits: the reason in the refusal, and no mention of worker load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST = 8
 
 
 class LimitChecks(AdmissionHarness):
-    """A client over a limit of its own hears of that limit, and not of busy workers."""
+    """Checks that a client over its own limit hears of that limit, and not of busy workers."""
 
     async def test_a_client_over_its_limit_is_told_so(self, hall: Hall) -> None:
         refused = await self._over_the_limit(hall)

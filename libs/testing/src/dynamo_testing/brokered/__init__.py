@@ -1,1 +1,1 @@
-"""What the checks of transports over a message broker are made of; see `dynamo_testing.brokered_kit`."""
+"""The checks of transports over a message broker; see `dynamo_testing.brokered_kit`."""

@@ -1,4 +1,4 @@
-"""Workers and callers that are gone, silent, or others than they were."""
+"""Checks with workers and callers that are gone, silent, or replaced."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dynamo_testing.transport.harness import Recorder
 
 @pytest.mark.asyncio
 class AbsenceChecks:
-    """Each end notices what became of the other."""
+    """Checks that each end notices the loss of the other."""
 
     async def test_an_address_nobody_listens_at_is_told_at_once(self, bench: BrokerBench) -> None:
         server, client = await bench.transport(), await bench.transport(accept_timeout=60)

@@ -1,4 +1,4 @@
-"""What the checks of a transport over a broker work with: servers in processes of their own, transports and wires."""
+"""The bench of the broker checks: servers in processes of their own, transports and faulty wires."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class BrokerServer(ServerProcess):
 
     @abstractmethod
     def published(self) -> int:
-        """How many messages were sent to it."""
+        """Return how many messages were sent to it."""
 
     @abstractmethod
     def connections(self) -> int:
-        """How many clients are connected."""
+        """Return how many clients are connected."""
 
 
 class BrokerBench(ABC):
@@ -77,26 +77,26 @@ class BrokerBench(ABC):
 
     @abstractmethod
     def make_server(self, folder: Path, *settings: str, **options: Any) -> BrokerServer:
-        """A server that is not started yet."""
+        """Return a server that is not started yet."""
 
     @abstractmethod
     def reaches(self, port: int) -> dict[str, Any]:
-        """The settings of a transport for a server at a port of this machine, as JSON has them."""
+        """Return the settings of a transport for a server at a port of this machine, as JSON has them."""
 
     @abstractmethod
     def framing(self) -> Framing:
-        """Cuts what a client and the server say into frames whose body is the payload of a message."""
+        """Cut what a client and the server say into frames whose body is the payload of a message."""
 
     def fragment(self, body: bytes) -> bytes:
-        """The fragment in the body of a frame. Raises ValueError where there is none."""
+        """Return the fragment in the body of a frame. Raise ValueError where there is none."""
         return body
 
     def small_server(self) -> BrokerServer:
-        """A started server that takes messages of `PART` bytes, if a server can be told."""
+        """Return a started server that takes messages of `PART` bytes, if a server can be told."""
         return self.server()
 
     def server(self, *settings: str, **options: Any) -> BrokerServer:
-        """A started server of this test's own."""
+        """Return a started server of this test's own."""
         folder = self._folder / f"server{len(self._servers)}"
         folder.mkdir()
         made = self.make_server(folder, *settings, **options)
@@ -107,7 +107,7 @@ class BrokerBench(ABC):
     async def transport(
         self, there: BrokerServer | FaultProxy | None = None, metrics: MetricsScope | None = None, /, **options: Any
     ) -> Any:
-        """A started transport that reaches the shared server, another one, or a wire."""
+        """Return a started transport that reaches the shared server, another one, or a wire."""
         reached = self.reaches((there or self.shared).port)
         options = reached | {"prefix": self.prefix, "heartbeat": 0.2, "reconnect_wait": 0.2} | options
         made = self._make(options, metrics or Metrics())
@@ -120,23 +120,23 @@ class BrokerBench(ABC):
         return kind(kind.Config.model_validate(options), metrics)
 
     async def pair(self, there: BrokerServer | None = None, /, **options: Any) -> tuple[Any, Any]:
-        """A serving and a calling transport."""
+        """Return a serving and a calling transport."""
         return await self.transport(there, **options), await self.transport(there, **options)
 
     async def wire(self, tap: Callable[[Passing], None] | None = None, *, raw: bool = False) -> FaultProxy:
-        """A wire to the shared server that can fail."""
+        """Return a wire to the shared server that can fail."""
         made = FaultProxy("127.0.0.1", self.shared.port, framing=Raw() if raw else self.framing(), tap=tap)
         await made.start()
         self._wires.append(made)
         return made
 
     async def behind(self, **options: Any) -> tuple[FaultProxy, Any]:
-        """A wire, and a transport that reaches the shared server through it."""
+        """Return a wire, and a transport that reaches the shared server through it."""
         wire = await self.wire()
         return wire, await self.transport(wire, **options)
 
     def messages(self, body: bytes) -> list[Any]:
-        """The messages in the body of a frame; none in what is not a whole fragment."""
+        """Return the messages in the body of a frame; none in what is not a whole fragment."""
         try:
             _, more, bundle, *_ = msgspec.msgpack.decode(self.fragment(body))
             found: list[Any] = [] if more else msgspec.msgpack.decode(bundle)
@@ -145,15 +145,15 @@ class BrokerBench(ABC):
         return found
 
     def says(self, tag: object) -> Callable[[bytes], bool]:
-        """Whether the body of a frame holds a message with this tag."""
+        """Return whether the body of a frame holds a message with this tag."""
         return lambda body: any(message[0] == tag for message in self.messages(body))
 
     def carries_rows(self, body: bytes) -> bool:
-        """Whether the body of a frame holds rows."""
+        """Return whether the body of a frame holds rows."""
         return self.says(ROWS_TAG)(body)
 
 
 def unplug(wire: FaultProxy) -> None:
-    """Nothing behind the wire reaches the server from now on, as if the machine were off."""
+    """Cut the wire, so that nothing behind it reaches the server, as if the machine were off."""
     wire.target = ("127.0.0.1", 1)
     wire.cut()

@@ -1,4 +1,4 @@
-"""Transports that are closed, and links that are not used."""
+"""Checks of closed transports and unused links."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dynamo_testing.transport.harness import Recorder
 
 @pytest.mark.asyncio
 class ClosingChecks:
-    """Nothing is lost and nothing is left."""
+    """Checks that a close loses nothing and leaves nothing behind."""
 
     async def test_what_was_said_before_closing_still_arrives(self, bench: BrokerBench) -> None:
         server, client = await bench.pair()

@@ -1,4 +1,4 @@
-"""Events over a broker: in how many messages they leave, and what becomes of them without a server."""
+"""Checks of events over a broker: the number of messages, and events without a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynamo_testing.extra import pytest
 
 @pytest.mark.asyncio
 class EventChecks:
-    """What the kit for event planes cannot know."""
+    """Checks of events that the kit for event planes cannot make."""
 
     async def test_events_that_cannot_be_sent_are_refused_and_counted(
         self, bench: BrokerBench, directory: Discovery

@@ -1,4 +1,4 @@
-"""Messages that are lost, doubled, changed or out of order."""
+"""Checks with messages that are lost, doubled, changed or out of order."""
 
 from __future__ import annotations
 

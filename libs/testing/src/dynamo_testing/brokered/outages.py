@@ -1,4 +1,4 @@
-"""A server that dies, stays away, comes back or is not there yet."""
+"""Checks with a server that dies, stays away, comes back or is not there yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of many streams in few messages, and messages larger than one part."""
+"""Checks of rows of many streams in few messages, and of messages larger than one part."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FRAGMENT_HEAD = 32
 
 @pytest.mark.asyncio
 class RowChecks:
-    """What passes the server."""
+    """Checks of the messages at the server."""
 
     async def test_far_fewer_messages_than_tokens_pass_the_server(self, bench: BrokerBench) -> None:
         broker = bench.server()

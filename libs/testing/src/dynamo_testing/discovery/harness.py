@@ -1,4 +1,4 @@
-"""What the checks of a discovery work with: two clients of one store, and watches that add up what they are told."""
+"""The harness of the discovery checks: two clients of one store, and watches that add up their events."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Directories:
 
 
 class View:
-    """A watch, and what it adds up to."""
+    """A watch, and the state that its events add up to."""
 
     def __init__(self, discovery: Discovery, prefix: str, wait: float, *, strict: bool = False) -> None:
-        """A `strict` view fails on the end of a record that it never saw, which bursts of changes may leave out."""
+        """Fail, if `strict`, on the end of a record that was never seen, which bursts of changes may leave out."""
         self._discovery = discovery
         self._prefix = prefix
         self._wait = wait
@@ -47,11 +47,11 @@ class View:
         return [event.kind for event in self.log]
 
     def count(self, kind: WatchKind) -> int:
-        """How many events of a kind have come."""
+        """Return how many events of a kind have come."""
         return self.kinds.count(kind)
 
     async def read(self) -> WatchEvent:
-        """The next event."""
+        """Return the next event."""
         event = await anext(self.watch)
         self.log.append(event)
         if event.kind is WatchKind.PUT:
@@ -62,7 +62,7 @@ class View:
         return event
 
     async def until(self, condition: Callable[[], bool], what: str = "a condition expected") -> None:
-        """Reads until the condition holds."""
+        """Read until the condition holds."""
         try:
             async with asyncio.timeout(self._wait):
                 while not condition():
@@ -73,19 +73,19 @@ class View:
             raise AssertionError(f"{what}, but the watch ended") from None
 
     async def synced(self) -> None:
-        """Reads the snapshot."""
+        """Read the snapshot."""
         await self.until(lambda: self.count(WatchKind.SYNCED) > 0, "the end of the snapshot expected")
 
     async def shows(self, records: dict[str, bytes]) -> None:
-        """Reads until the view is exactly `records`."""
+        """Read until the view is exactly `records`."""
         await self.until(lambda: self.records == records, f"a view of {sorted(records)} expected")
 
     async def hears(self, kind: WatchKind, times: int = 1) -> None:
-        """Reads until there have been so many events of a kind."""
+        """Read until there have been so many events of a kind."""
         await self.until(lambda: self.count(kind) >= times, f"{times} {kind.name} expected")
 
     async def catch_up(self) -> None:
-        """Reads all that happened before now: a mark that is put now is told after it."""
+        """Read all that happened before now: a mark that is put now is told after it."""
         self._marks += 1
         key = f"{self._prefix}~mark-{self._marks}"
         await self._discovery.put_value(key, b"")
@@ -96,7 +96,7 @@ class View:
 
 @pytest.fixture
 async def see() -> AsyncIterator[Callable[..., View]]:
-    """Opens watches that live as long as the test; for a conftest to import."""
+    """Open watches that live as long as the test; for a conftest to import."""
     opened: list[View] = []
 
     def see(discovery: Discovery, prefix: str = "", wait: float = 20.0) -> View:
@@ -117,12 +117,12 @@ class Registry:
     prefix: str = field(default_factory=lambda: f"kit-{secrets.token_hex(6)}/")
 
     def key(self, name: str) -> str:
-        """A key in the corner of this check."""
+        """Return a key in the corner of this check."""
         return self.prefix + name
 
     @asynccontextmanager
     async def viewing(self, discovery: Discovery | None = None, prefix: str | None = None) -> AsyncIterator[View]:
-        """A watch of the other client (or the given one) whose snapshot has been read; closed at the end."""
+        """Yield a watch of the other client (or the given one) whose snapshot has been read; closed at the end."""
         view = View(discovery or self.directories.other, self.prefix if prefix is None else prefix, self.wait)
         try:
             await view.synced()
@@ -132,14 +132,14 @@ class Registry:
                 await view.watch.aclose()
 
     async def snapshot(self, discovery: Discovery | None = None) -> dict[str, bytes]:
-        """What is there now."""
+        """Return what is there now."""
         async with self.viewing(discovery) as view:
             return dict(view.records)
 
 
 @pytest.mark.asyncio
 class DiscoveryHarness:
-    """What an author answers about a discovery: the fixture `directories`, and what the harness can do beyond."""
+    """The author's part of a discovery kit: the fixture `directories`, and optional abilities."""
 
     #: Seconds that anything may take before a check fails.
     WAIT: ClassVar[float] = 5.0
@@ -152,22 +152,22 @@ class DiscoveryHarness:
 
     @pytest.fixture
     def directories(self) -> Directories:
-        """Two clients of one store; the fixture closes them. Every author writes this one."""
+        """Return two clients of one store; the fixture closes them. Every author writes this one."""
         raise NotImplementedError("write a fixture `directories` that yields Directories(one=…, other=…)")
 
     async def kill_owner(self, directories: Directories) -> None:
-        """Ends the process behind `directories.one` without a goodbye: its leases are not kept alive any more."""
+        """End the process behind `directories.one` without a goodbye: its leases are not kept alive any more."""
         raise NotImplementedError
 
     async def cut_store(self, directories: Directories) -> None:
-        """Makes the store unreachable for both clients."""
+        """Make the store unreachable for both clients."""
         raise NotImplementedError
 
     async def restore_store(self, directories: Directories) -> None:
-        """Makes the store reachable again, with what it held."""
+        """Make the store reachable again, with what it held."""
         raise NotImplementedError
 
     @pytest.fixture
     def registry(self, directories: Directories) -> Registry:
-        """The clients, and a corner of the store for one check."""
+        """Return the clients, and a corner of the store for one check."""
         return Registry(directories, self.WAIT)

@@ -1,4 +1,4 @@
-"""What the events of a watch add up to, for models of stores that hypothesis plays through."""
+"""The state that the events of a watch add up to, for hypothesis models of stores."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ MARKS = (WatchKind.STALE, WatchKind.FRESH)
 
 
 class Told:
-    """The records that a watch has told, and its marks."""
+    """The records that a watch reported, and its marks."""
 
     def __init__(self) -> None:
         self.records: dict[str, bytes] = {}
         self.marks: list[WatchKind] = []
 
     def add(self, events: Iterable[WatchEvent]) -> None:
-        """Takes events; one that ends a record which was never told is an error."""
+        """Take events; one that ends a record which was never told is an error."""
         for event in events:
             if event.kind is WatchKind.PUT:
                 self.records[event.key] = event.value
@@ -28,5 +28,5 @@ class Told:
                 self.marks.append(event.kind)
 
     def is_fresh(self) -> bool:
-        """Whether every STALE was followed by one FRESH, and no other mark was told."""
+        """Return whether every STALE was followed by one FRESH, and no other mark was told."""
         return self.marks == [*MARKS] * (len(self.marks) // 2)

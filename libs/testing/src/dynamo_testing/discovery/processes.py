@@ -1,4 +1,4 @@
-"""Processes that hold a record each: what becomes of it when they are killed."""
+"""Processes that hold a record each, to be killed by checks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ asyncio.run(main())
 
 
 async def start_owner(script: str, place: str) -> tuple[asyncio.subprocess.Process, str]:
-    """A process that holds a record at a place until it reads a line, and the key of the record."""
+    """Return a process that holds a record at a place until it reads a line, and the key of the record."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", script, place, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -39,7 +39,7 @@ async def start_owner(script: str, place: str) -> tuple[asyncio.subprocess.Proce
 
 
 async def records_end_with_their_processes(script: str, place: str, make: Callable[[], Discovery]) -> None:
-    """The record of a process that is killed vanishes, and that of another stays until its process ends."""
+    """Check that the record of a killed process vanishes and another's stays until its process ends."""
     (killed, killed_key), (stays, stays_key) = await asyncio.gather(*(start_owner(script, place) for _ in range(2)))
     try:
         async with asyncio.timeout(30), aclosing(make().watch("v1/")) as events:

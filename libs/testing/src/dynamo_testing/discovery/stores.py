@@ -11,7 +11,7 @@ from dynamo_testing.extra import pytest
 
 
 def thread_runs(name: str) -> bool:
-    """Whether this process has a thread of that name."""
+    """Return whether this process has a thread of that name."""
     return any(thread.name == name for thread in threading.enumerate())
 
 

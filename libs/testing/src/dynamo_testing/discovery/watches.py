@@ -25,7 +25,7 @@ steps = st.lists(
 
 
 class WatchChecks(DiscoveryHarness):
-    """What a watch tells adds up to what is there."""
+    """Checks that the events of a watch add up to the store."""
 
     async def test_a_watch_begins_with_what_is_there_and_says_when_that_is_all(self, registry: Registry) -> None:
         lease = await registry.directories.one.lease()
@@ -216,7 +216,7 @@ class WatchChecks(DiscoveryHarness):
 
 
 async def _play(registry: Registry, history: Sequence[Step]) -> dict[str, bytes]:
-    """Takes the steps, and says what must be there after them."""
+    """Take the steps, and say what must be there after them."""
     one, other = registry.directories.one, registry.directories.other
     leases: list[Lease] = [await one.lease(), await other.lease()]
     truth: dict[str, bytes] = {}

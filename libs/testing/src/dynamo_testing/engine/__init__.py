@@ -1,1 +1,1 @@
-"""The checks of an engine, and what runs them. Nothing here needs pytest."""
+"""The checks of an engine and their runner. Nothing here needs pytest."""

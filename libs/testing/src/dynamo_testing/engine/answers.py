@@ -1,4 +1,4 @@
-"""Checks of what an engine answers: alone, side by side, within limits, and as vectors."""
+"""Checks of an engine's answers: alone, side by side, within limits, and as vectors."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _NOISE = 0.01
 
 
 async def generate(bench: Bench) -> str:
-    """A plain request is answered, and the last item and no other is the terminal."""
+    """Check that a plain request is answered, and the last item and no other is the terminal."""
     await bench.running()
     return bench.check(await _ask(bench, await bench.request()))
 
 
 async def max_tokens(bench: Bench) -> str:
-    """No more tokens come than the request allows."""
+    """Check that no more tokens come than the request allows."""
     await bench.running()
     request = await bench.request(max_tokens=FEW_TOKENS)
     reading = await _ask(bench, request)
@@ -58,7 +58,7 @@ async def max_tokens(bench: Bench) -> str:
 
 
 async def health_check_payload(bench: Bench) -> str:
-    """The engine's own probe, if it has one, is a request that it answers."""
+    """Check that the engine's own probe, if any, is a request that it answers."""
     engine, config = await bench.running()
     try:
         payload = await within(call_async(engine, "health_check_payload"), bench.plan.request_timeout)
@@ -79,7 +79,7 @@ async def health_check_payload(bench: Bench) -> str:
 
 
 async def concurrent(bench: Bench) -> str:
-    """Streams that are open at the same time end as they would alone."""
+    """Check that streams that are open at the same time end as they would alone."""
     engine, config = await bench.running()
     shapes = list(_shapes(config.context_length, len(bench.plan.token_ids), longer=bench.any_prompt))
     alone: list[Reading | None] = []
@@ -120,7 +120,7 @@ async def concurrent(bench: Bench) -> str:
 
 
 def _shapes(context: int | None, prompt: int, *, longer: bool) -> Iterator[tuple[int, int]]:
-    """Lengths of prompts and limits that tell one request from another, as far as the context has room."""
+    """Yield lengths of prompts and limits that tell one request from another, as far as the context has room."""
     for more in range(SHAPES):
         length, limit = prompt + more * longer, FEW_TOKENS + more
         if more and context is not None and length + limit > context:
@@ -129,7 +129,10 @@ def _shapes(context: int | None, prompt: int, *, longer: bool) -> Iterator[tuple
 
 
 async def _alone(bench: Bench, shape: tuple[int, int]) -> Reading | None:
-    """The answer to such a request; None if it cannot be told in advance: it failed, or is another the second time."""
+    """Return the answer to such a request.
+
+    None if it cannot be told in advance: it failed, or is another the second time.
+    """
     requests = [await bench.request(prompt=shape[0], max_tokens=shape[1], ignore_eos=True) for _ in range(2)]
     readings = [await _ask(bench, request) for request in requests]
     try:
@@ -148,7 +151,7 @@ def _end(reading: Reading) -> tuple[int, FinishReason | None]:
 
 
 def _compare(readings: list[Reading], requests: list[PreprocessedRequest], alone: list[Reading | None]) -> None:
-    """Refuses answers that are other ones than those to the same requests alone.
+    """Refuse answers that are other ones than those to the same requests alone.
 
     An engine that computes in batches may answer a little differently; one whose requests share their state does so
     throughout.
@@ -185,7 +188,7 @@ def _check_number(reading: Reading, request: PreprocessedRequest) -> None:
 
 
 async def progress(bench: Bench) -> str:
-    """An engine that declares that it reports progress has made some when it has answered."""
+    """Check that an engine that declares progress has made some when it has answered."""
     engine, config = await bench.running()
     if PROGRESS not in config.capabilities:
         raise Skipped(f"the capability {PROGRESS!r} is not declared")
@@ -198,7 +201,7 @@ async def progress(bench: Bench) -> str:
 
 
 async def embed(bench: Bench) -> str:
-    """An engine that declares embeddings makes one vector per input."""
+    """Check that an engine that declares embeddings makes one vector per input."""
     engine, config = await bench.running()
     if EMBED not in config.capabilities:
         raise Skipped(f"the capability {EMBED!r} is not declared")
@@ -217,7 +220,7 @@ async def embed(bench: Bench) -> str:
 
 
 async def score(bench: Bench) -> str:
-    """An engine that declares scores makes one per document, for one query and, with `SCORE`, for pairs."""
+    """Check that an engine that declares scores makes one per document, for one query and, with `SCORE`, for pairs."""
     engine, config = await bench.running()
     if not config.capabilities & {SCORE, RERANK}:
         raise Skipped(f"neither capability {SCORE!r} nor {RERANK!r} is declared")

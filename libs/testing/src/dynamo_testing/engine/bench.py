@@ -1,4 +1,4 @@
-"""The bench: an engine under test, made when it is first needed, with requests to give it and limits to its time."""
+"""The bench: an engine under test, made on first use, with requests for it and time limits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _TEXT = "Hello!"
 
 
 def adopted(engine: EngineLike) -> LLMEngine:
-    """What a factory made, as an engine of the framework.
+    """Return what a factory made, as an engine of the framework.
 
     Raises:
         ConfigError: it lacks a method that an engine needs.
@@ -59,7 +59,7 @@ class Skipped(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the engine is asked, and how long it may take. Times in seconds."""
+    """The requests to the engine, and their time limits. Times in seconds."""
 
     #: The prompt.
     token_ids: Sequence[int] = (1, 2, 3)
@@ -107,7 +107,7 @@ class Bench:
         return worker.disaggregation_mode if isinstance(worker, WorkerConfig) else DisaggregationMode.AGGREGATED
 
     async def fresh(self) -> LLMEngine:
-        """Another engine, not started; its caller cleans it up.
+        """Return another engine, not started; its caller cleans it up.
 
         Raises:
             StartFailed: the factory failed.
@@ -127,7 +127,7 @@ class Bench:
         return adopted(inner)
 
     async def started(self) -> LLMEngine:
-        """The engine, started.
+        """Return the engine, started.
 
         Raises:
             StartFailed: it could not be made or started.
@@ -155,7 +155,7 @@ class Bench:
         return engine
 
     async def running(self) -> tuple[LLMEngine, EngineConfig]:
-        """The engine, started and with its metrics set up, and what it says of itself. Raises as `started` does.
+        """Return the engine, started and with its metrics set up, and what it says of itself. Raise as `started` does.
 
         Raises:
             MetricsFailed: its metrics could not be registered.
@@ -187,7 +187,7 @@ class Bench:
         return self.mode is not DisaggregationMode.DECODE or callable(self.plan.prefill_result)
 
     def check(self, reading: Reading, mode: DisaggregationMode | None = None) -> str:
-        """What a whole answer looked like; `mode` in place of the engine's own role.
+        """Return what a whole answer looked like; `mode` in place of the engine's own role.
 
         Raises:
             ConformanceFailure: it was none.
@@ -195,13 +195,16 @@ class Bench:
         return check_answer(reading, mode or self.mode, vocabulary=self._vocabulary, text=self.text)
 
     def context(self) -> EngineContext:
-        """A context with an id of its own."""
+        """Return a context with an id of its own."""
         return EngineContext(f"conformance-{next(self._ids)}")
 
     async def request(
         self, *, max_tokens: int | None = None, prompt: int | None = None, ignore_eos: bool = False
     ) -> PreprocessedRequest:
-        """A request as the framework sends it to an engine of this role; `prompt` is its length, the plan's if None."""
+        """Return a request as the framework sends it to an engine of this role.
+
+        `prompt` is its length, the plan's if None.
+        """
         if self.mode is DisaggregationMode.PREFILL:
             # As every sender to a prefill worker does.
             max_tokens = 1
@@ -219,14 +222,14 @@ class Bench:
         return request
 
     async def long_request(self) -> PreprocessedRequest:
-        """A request whose answer is not over before something can happen to it, if the engine can make one so long."""
+        """Return a request whose answer outlasts what is to happen to it, if the engine can make one so long."""
         limit = MANY_TOKENS
         if self.config is not None and self.config.context_length is not None:
             limit = max(1, min(limit, self.config.context_length - len(self.plan.token_ids)))
         return await self.request(max_tokens=limit, ignore_eos=True)
 
     async def aclose(self) -> str:
-        """Cleans the engine up, if nothing has; what went wrong, in words."""
+        """Clean the engine up, if nothing has; what went wrong, in words."""
         engine = self._engine
         if engine is None or self.cleaned:
             return ""

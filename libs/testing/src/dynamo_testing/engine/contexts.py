@@ -16,12 +16,14 @@ class _TimedContext(EngineContext):
 
 
 def mock_context(request_id: str = "test-request", *, metadata: Mapping[str, str] | None = None) -> GenerateContext:
-    """A fresh context, as `generate` is given one; nothing stops it but the test."""
+    """Return a fresh context, as `generate` is given one; nothing stops it but the test."""
     return GenerateContext(EngineContext(request_id, metadata=metadata))
 
 
 def cancelling_context(after: float, request_id: str = "test-request") -> GenerateContext:
-    """A context that stops itself `after` seconds from now. The timer ends with the context, or when it is stopped.
+    """Return a context that stops itself `after` seconds from now.
+
+    The timer ends with the context, or when it is stopped.
 
     Raises:
         RuntimeError: no event loop runs.

@@ -1,4 +1,4 @@
-"""Calling an engine without ever waiting for it longer than it is given."""
+"""Calls to an engine with a deadline that always holds."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ LAST_WORDS = 1.0
 
 
 class Overdue(Exception):
-    """A call took longer than it was given."""
+    """A call exceeded its deadline."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"did not return within {seconds:g} s")
 
 
 class Escaped(Exception):
-    """An engine raised what would have ended its caller too."""
+    """An engine raised an exception that would have ended its caller too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """How a call ended: with `result`, if there is no `error`."""
+    """The end of a call: with `result`, if there is no `error`."""
 
     result: T | None = None
     error: Exception | None = None
 
 
 async def within(work: Coroutine[Any, Any, T], seconds: float, *, late: Callable[[], None] = lambda: None) -> T:
-    """The result of `work`, which is cancelled after `seconds`; before that, `late` is called.
+    """Return the result of `work`, which is cancelled after `seconds`; before that, `late` is called.
 
     Raises:
         Overdue: it took longer; also if it did end, but late, because it blocked the event loop.
@@ -64,7 +64,7 @@ async def within(work: Coroutine[Any, Any, T], seconds: float, *, late: Callable
 
 
 async def outcome(work: Coroutine[Any, Any, T]) -> Outcome[T]:
-    """Awaits `work` and raises nothing of what it raises, unless this itself is cancelled."""
+    """Await `work` and raise nothing of what it raises, unless this itself is cancelled."""
     try:
         return Outcome(await work)
     except asyncio.CancelledError:
@@ -79,14 +79,14 @@ async def outcome(work: Coroutine[Any, Any, T]) -> Outcome[T]:
 
 
 async def end(task: asyncio.Task[Any]) -> None:
-    """Cancels a task that still runs, and returns when it has ended or refuses to."""
+    """Cancel a task that still runs, and return when it has ended or refuses to."""
     if not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=LAST_WORDS)
 
 
 def told(error: BaseException) -> str:
-    """What was raised, in one line: its kind, its message, and where."""
+    """Return what was raised, in one line: its kind, its message, and where."""
     kind = error.kind if isinstance(error, DynamoError) else type(error).__name__
     text = " ".join(str(error).split())
     if isinstance(error, Overdue | Escaped):

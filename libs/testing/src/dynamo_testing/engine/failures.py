@@ -1,4 +1,4 @@
-"""How an engine can fail the kit: one class per failure, with what the contract says and what to do about it."""
+"""Failures of the kit: one class each, with the words of the contract and a remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dynamo_testing.engine.report import ConformanceFailure as ConformanceFailur
 
 
 class StartFailed(ConformanceFailure):
-    """The engine could not be made or started, in the time that it is given."""
+    """The engine could not be made or started in time."""
 
     CONTRACT = "`start` returns an `EngineConfig`, and from then on `generate` may be called"
     REMEDY = "mend what `start` raises; give a slow engine a longer start timeout; keep blocking work in a thread"
@@ -113,7 +113,7 @@ class WrongUsage(ConformanceFailure):
 
 
 class AnswerRepeated(ConformanceFailure):
-    """What had been answered already was sent again."""
+    """The engine sent earlier output again."""
 
     CONTRACT = "an item holds what is new since the item before, also the terminal"
     REMEDY = "yield `tokens[sent:]` of a library that tells the whole answer each time; end with an empty terminal"
@@ -148,7 +148,7 @@ class ConcurrentGenerateFailed(ConformanceFailure):
 
 
 class RequestsMixed(ConformanceFailure):
-    """A request is answered otherwise beside others than alone."""
+    """The engine answers a request differently beside others than alone."""
 
     CONTRACT = "`generate` is called many times at once, and requests share nothing"
     REMEDY = "keep prompt, counters and output in local variables of `generate`, not on `self`, a class or a module"
@@ -232,7 +232,7 @@ class ProgressFailed(ConformanceFailure):
 
 
 class KvEventsFailed(ConformanceFailure):
-    """What the engine tells of its cache cannot be followed."""
+    """The engine's cache events cannot be followed."""
 
     CONTRACT = "the events of a rank count up by one from 0 and are told in the event loop's thread"
     REMEDY = "number the events of each rank in one place, and hand over with `loop.call_soon_threadsafe`"

@@ -18,7 +18,7 @@ from dynamo_testing.engine.failures import (
 
 
 async def start(bench: Bench) -> str:
-    """`start` succeeds and names the model."""
+    """Check that `start` succeeds and names the model."""
     await bench.started()
     assert bench.config is not None
     capabilities = ", ".join(sorted(bench.config.capabilities))
@@ -26,7 +26,7 @@ async def start(bench: Bench) -> str:
 
 
 async def metrics(bench: Bench) -> str:
-    """The engine's metrics can be registered and scraped."""
+    """Check that the engine's metrics can be registered and scraped."""
     await bench.running()
     try:
         text = bench.metrics.render_now()
@@ -37,7 +37,7 @@ async def metrics(bench: Bench) -> str:
 
 
 async def drain(bench: Bench) -> str:
-    """`drain` returns when nothing runs."""
+    """Check that `drain` returns when nothing runs."""
     engine, _ = await bench.running()
     try:
         await within(call_async(engine, "drain"), bench.plan.request_timeout)
@@ -47,7 +47,7 @@ async def drain(bench: Bench) -> str:
 
 
 async def cleanup(bench: Bench) -> str:
-    """`cleanup` succeeds, and once more."""
+    """Check that `cleanup` succeeds twice."""
     engine, _ = await bench.running()
     bench.cleaned = True
     await _clean_up(bench, engine, CleanupFailed, "cleanup")
@@ -56,7 +56,7 @@ async def cleanup(bench: Bench) -> str:
 
 
 async def cleanup_without_start(bench: Bench) -> str:
-    """`cleanup` of a fresh engine succeeds."""
+    """Check that `cleanup` of a fresh engine succeeds."""
     await _clean_up(bench, await bench.fresh(), CleanupWithoutStartFailed, "cleanup without start")
     return "cleaned up"
 

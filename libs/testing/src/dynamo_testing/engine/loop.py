@@ -19,7 +19,7 @@ LONG = 0.5
 
 
 async def event_loop(bench: Bench) -> str:
-    """Nothing that answers a request waits in the event loop, or computes in it for long."""
+    """Check that nothing that answers a request waits in the event loop, or computes in it for long."""
     engine, _ = await bench.running()
     request = await bench.request()
     if sys.getprofile() is not None:

@@ -31,7 +31,7 @@ class PrefillPeer:
         request_timeout: float = 60.0,
         cleanup_timeout: float = 30.0,
     ) -> None:
-        """Times in seconds."""
+        """Take times in seconds."""
         self._factory = factory
         self._start_timeout = start_timeout
         self._request_timeout = request_timeout
@@ -56,7 +56,7 @@ class PrefillPeer:
             await self._cleanup(self._engine)
 
     async def __call__(self, request: PreprocessedRequest) -> PrefillResult:
-        """What the decode engine is given for this request.
+        """Return what the decode engine is given for this request.
 
         Raises:
             ConformanceFailure: the prefill engine itself does not keep its contract.

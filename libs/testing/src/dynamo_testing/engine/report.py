@@ -1,4 +1,4 @@
-"""The result of a run of the kit, and the base of every failure in it."""
+"""The report of a run of the kit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ConformanceFailure(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One check: what it holds the engine to, how it ended, and what was seen. `duration` is in seconds."""
+    """One check: its contract, its outcome, and the observation. `duration` is in seconds."""
 
     name: str
     promise: str
@@ -46,7 +46,7 @@ class CheckResult:
     failure: ConformanceFailure | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         result: dict[str, Any] = {
             "check": self.name,
             "promise": self.promise,
@@ -77,11 +77,11 @@ class Report:
         return all(check.outcome != FAILED for check in self.checks)
 
     def count(self, outcome: str) -> int:
-        """How many checks ended so."""
+        """Return how many checks ended so."""
         return sum(check.outcome == outcome for check in self.checks)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Return plain data, for JSON."""
         return {
             "engine": self.engine,
             "mode": self.mode,
@@ -92,11 +92,11 @@ class Report:
         }
 
     def as_text(self) -> str:
-        """One line per check, with the contract and a remedy where one failed, and a line that sums up."""
+        """Return one line per check, with the contract and a remedy where one failed, and a line that sums up."""
         return "\n".join([*(line_of(check) for check in self.checks), self.summary()])
 
     def summary(self) -> str:
-        """The last line of the text."""
+        """Return the last line of the text."""
         if not self.passed:
             return f"The engine does not keep its contract: {self.count(OK)} checks were ok before one failed."
         skipped = f", {self.count(SKIPPED)} skipped" if self.count(SKIPPED) else ""
@@ -108,7 +108,7 @@ _OUTCOME_WIDTH, _NAME_WIDTH = 7, 21
 
 
 def line_of(check: CheckResult) -> str:
-    """A check as text: one line, or three if it failed."""
+    """Return a check as text: one line, or three if it failed."""
     start = f"{check.outcome:{_OUTCOME_WIDTH}}  "
     if check.failure is None:
         return f"{start}{check.name:{_NAME_WIDTH}}  {check.seen}"

@@ -1,4 +1,4 @@
-"""Running the checks: all of them over one engine, or one by itself."""
+"""The runner of the checks: all of them over one engine, or one by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def run_conformance(
     on_begin: Callable[[Check], None] | None = None,
     on_result: Callable[[CheckResult], None] | None = None,
 ) -> Report:
-    """Holds an engine to its contract, check after check; the first failure ends the run.
+    """Hold an engine to its contract, check after check; the first failure ends the run.
 
     Two engines are made: one that lives through everything, and one that is cleaned up without a start. The engine's
     own role (`WorkerConfig.disaggregation_mode`) decides what it is sent and what it has to answer.
@@ -78,7 +78,7 @@ async def run_conformance(
 
 
 async def make(check: Check, bench: Bench) -> CheckResult:
-    """Makes one check; a failure is in the result."""
+    """Make one check; a failure is in the result."""
     begun = time.perf_counter()
     failure: ConformanceFailure | None = None
     try:
@@ -92,7 +92,7 @@ async def make(check: Check, bench: Bench) -> CheckResult:
 
 
 def blocked(check: Check, seen: str, seconds: float) -> CheckResult:
-    """The result of a check in which the event loop was blocked for so long that no caller waits any more."""
+    """Return the result of a check in which the event loop was blocked for so long that no caller waits any more."""
     cls = check.failures[0]
     failure = CancellationNotObserved(seen, after=seconds) if cls is CancellationNotObserved else cls(seen)
     failure.check = check.name

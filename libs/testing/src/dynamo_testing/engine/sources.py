@@ -1,4 +1,4 @@
-"""Checks of what an engine tells by itself: events of its cache, and its load."""
+"""Checks of an engine's own reports: cache events and load."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LONGEST_PROMPT = 1024
 
 
 async def kv_event_sources(bench: Bench) -> str:
-    """The sources of cache events name the same ranks when asked twice, and can be subscribed to."""
+    """Check that the sources of cache events name the same ranks when asked twice, and can be subscribed to."""
     return _listed(await _listen(bench))
 
 
 async def load_sources(bench: Bench) -> str:
-    """The sources of loads name the same ranks when asked twice, and can be subscribed to."""
+    """Check that the sources of loads name the same ranks when asked twice, and can be subscribed to."""
     engine, _ = await bench.running()
     sources = await _ask_twice(
         bench, engine, "load_sources", LoadSource, failed=LoadSourcesFailed, unstable=LoadSourcesNotIdempotent
@@ -46,7 +46,7 @@ async def load_sources(bench: Bench) -> str:
 
 
 async def kv_events(bench: Bench) -> str:
-    """The cache events of a rank count up by one from 0, and come in the event loop's thread."""
+    """Check that the cache events of a rank count up by one from 0, and come in the event loop's thread."""
     engine, config = await bench.running()
     if not await _listen(bench):
         raise Skipped("it does not tell of its cache")
@@ -69,7 +69,7 @@ async def kv_events(bench: Bench) -> str:
 
 
 async def _listen(bench: Bench) -> list[int]:
-    """Subscribes to the sources of cache events, if that has not been done; their ranks."""
+    """Subscribe to the sources of cache events, if that has not been done; their ranks."""
     engine, _ = await bench.running()
     if bench.cache_ranks is not None:
         return bench.cache_ranks
@@ -131,7 +131,7 @@ def _listed(ranks: list[int]) -> str:
 
 
 def _prompt_length(config: EngineConfig) -> int | None:
-    """A prompt that fills two blocks of the cache, where that is known and not too long; None: the usual one."""
+    """Return a prompt that fills two blocks of the cache, where that is known and not too long; None: the usual one."""
     block = config.kv_cache_block_size
     if block is None:
         return None

@@ -1,4 +1,4 @@
-"""Checks of streams that do not come to their own end: stopped by their client, or closed in the middle."""
+"""Checks of streams that are stopped by their client or closed in the middle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QUEUED = 0.2
 
 
 async def cancel_at_once(bench: Bench) -> str:
-    """A request that is stopped before its first item ends with `cancelled`, in time."""
+    """Check that a request that is stopped before its first item ends with `cancelled`, in time."""
     engine, _ = await bench.running()
     client = _Client(bench, engine)
     client.reading.on_open = client.stop
@@ -47,7 +47,7 @@ async def cancel_at_once(bench: Bench) -> str:
 
 
 async def cancel_midway(bench: Bench) -> str:
-    """A request that is stopped after its first item ends with `cancelled`, in time."""
+    """Check that a request that is stopped after its first item ends with `cancelled`, in time."""
     engine, _ = await bench.running()
     if bench.mode is DisaggregationMode.PREFILL:
         raise Skipped("after its one token a prefill engine has only its result to hand over")
@@ -59,7 +59,7 @@ async def cancel_midway(bench: Bench) -> str:
 
 
 async def cancel_at_end(bench: Bench) -> str:
-    """A request that is stopped after its last token, and before its terminal, ends with `cancelled`."""
+    """Check that a request that is stopped between its last token and its terminal ends with `cancelled`."""
     engine, _ = await bench.running()
     if bench.mode is DisaggregationMode.PREFILL:
         raise Skipped("after its one token a prefill engine has only its result to hand over")
@@ -77,7 +77,7 @@ async def cancel_at_end(bench: Bench) -> str:
 
 
 async def cancel_queued(bench: Bench) -> str:
-    """A request that is stopped while it waits for a place ends with `cancelled`, in time."""
+    """Check that a request that is stopped while it waits for a place ends with `cancelled`, in time."""
     engine, config = await bench.running()
     places = config.max_num_seqs
     holders = [
@@ -111,7 +111,7 @@ async def cancel_queued(bench: Bench) -> str:
 
 
 async def _settled(holders: list[_Holder], running: list[asyncio.Task[Any]], patience: float) -> None:
-    """Returns when all have their first item, or none has come for a while: the others wait for a place."""
+    """Return when all have their first item, or none has come for a while: the others wait for a place."""
     loop = asyncio.get_running_loop()
     until = loop.time() + patience
     had = -1
@@ -134,7 +134,7 @@ class _Holder:
         self.release = asyncio.Event()
 
     async def run(self) -> None:
-        """Until it is released, or fails: other checks find that."""
+        """Record that until it is released, or fails: other checks find that."""
         items: Any = self._engine.generate(self._request, GenerateContext(self._ctx))
         check_stream(self._engine, items)
         try:
@@ -151,7 +151,7 @@ class _Holder:
 
 
 async def close_midway(bench: Bench) -> str:
-    """A stream can be closed after its first item, and requests are answered as before."""
+    """Check that a stream can be closed after its first item, and requests are answered as before."""
     engine, config = await bench.running()
     places = config.max_num_seqs
     times = (places if places is not None and places <= MOST_CLOSED else CLOSED) + 1
@@ -194,7 +194,7 @@ def _leak(closed: int, failure: ConformanceFailure) -> str:
 
 
 class _Client:
-    """A client that gives up on its request, and what the framework does then: `abort`, once."""
+    """A client that gives up on its request, and the framework's single `abort` after it."""
 
     def __init__(self, bench: Bench, engine: LLMEngine, request: PreprocessedRequest | None = None) -> None:
         """`request` is a long one if None."""
@@ -213,7 +213,7 @@ class _Client:
         self.after = 0.0
 
     def stop(self) -> None:
-        """Gives up. Repeating it does nothing."""
+        """Give up. Repeating it does nothing."""
         if self.stopped_at is not None:
             return
         self.stopped_at = asyncio.get_running_loop().time()
@@ -225,12 +225,12 @@ class _Client:
             self._aborting = self._tasks.spawn(self._abort(), name="conformance abort")
 
     def stop_unless_ended(self) -> None:
-        """Gives up, if the terminal has not come."""
+        """Give up, if the terminal has not come."""
         if self.reading.terminal is None and self.reading.ended_at is None:
             self.stop()
 
     async def read(self) -> None:
-        """Reads to the end of the stream, or of the time it has."""
+        """Read to the end of the stream, or of the time it has."""
         loop = asyncio.get_running_loop()
         plan = self._bench.plan
         request = self._request or await self._bench.long_request()
@@ -258,7 +258,7 @@ class _Client:
                 self.reading.error = self.reading.error or reader.result().error
 
     def judge(self, before_the_stop: str = "") -> str:
-        """What came of the stop; `before_the_stop` says how a stream can end so early that there is none.
+        """Return the outcome of the stop; `before_the_stop` says how a stream can end before it.
 
         Raises:
             ConformanceFailure: not what the contract says.

@@ -1,4 +1,4 @@
-"""Reading the stream of one request, and judging what came."""
+"""Reading the stream of one request, and judging the items."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Reading:
     """One stream, as its reader saw it."""
 
     def __init__(self, *, most: int = MOST_ITEMS) -> None:
-        """Closes the stream after `most` items."""
+        """Close the stream after `most` items."""
         self._most = most
         #: Called before the first item is asked for.
         self.on_open: Callable[[], None] | None = None
@@ -95,7 +95,7 @@ class Reading:
         return any(item.token_ids != brought for item, brought in zip(self.items, self._brought, strict=True))
 
     async def read(self, engine: LLMEngine, request: PreprocessedRequest, ctx: EngineContext, seconds: float) -> None:
-        """Reads until the stream ends, breaks a rule that ends it for every reader, or is overdue; then closes it."""
+        """Read until the stream ends, breaks a rule that ends it for every reader, or is overdue; then closes it."""
         try:
             await within(self.run(engine, request, ctx), seconds, late=self.look)
         except Overdue:
@@ -104,7 +104,7 @@ class Reading:
             self.error = error
 
     async def run(self, engine: LLMEngine, request: PreprocessedRequest, ctx: EngineContext) -> None:
-        """As `read`, without an end of the patience."""
+        """Read like `read`, without a deadline."""
         items: Any = None
         self.request = request
         self.method = defined_at(engine, "generate")
@@ -131,7 +131,7 @@ class Reading:
             await self._close(items)
 
     def look(self) -> None:
-        """Remembers where the engine is, for it will be interrupted."""
+        """Remember where the engine is, for it will be interrupted."""
         self.place = suspended_at(self.stream) or self.place
 
     async def _close(self, items: Any) -> None:
@@ -146,7 +146,7 @@ class Reading:
             self.close_error = error
 
     def _take(self, item: Any) -> bool:
-        """Whether to read on."""
+        """Return whether to read on."""
         if self.terminal is not None:
             self.extra = item
             return False
@@ -165,7 +165,7 @@ class Reading:
 
 
 def check_parts(reading: Reading) -> None:
-    """Refuses what no stream may be, however it was asked to end.
+    """Refuse what no stream may be, however it was asked to end.
 
     Raises:
         GenerateFailed, ChunkAfterTerminal, StreamYieldedError: what came is not a stream, or not a clean one.
@@ -183,7 +183,7 @@ def check_parts(reading: Reading) -> None:
 def check_answer(
     reading: Reading, mode: DisaggregationMode, *, vocabulary: int | None = None, text: bool = False
 ) -> str:
-    """What a whole answer to a plain request looked like.
+    """Return what a whole answer to a plain request looked like.
 
     `vocabulary` is the number of token ids, None if it is not known; `text` is true of an engine of texts.
 
@@ -213,7 +213,7 @@ def check_answer(
 
 
 def check_contents(reading: Reading, vocabulary: int | None) -> None:
-    """Refuses items with something in them that is of a wrong type, or no token of the model.
+    """Refuse items with something in them that is of a wrong type, or no token of the model.
 
     Raises:
         InvalidTokens, InvalidItem: there is such an item.
@@ -253,7 +253,7 @@ def _check_text(reading: Reading) -> None:
 
 
 def counted(number: int, thing: str) -> str:
-    """How many of something there are, in words."""
+    """Return how many of something there are, in words."""
     return f"{number} {thing}{'' if number == 1 else 's'}"
 
 

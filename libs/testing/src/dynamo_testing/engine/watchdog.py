@@ -1,4 +1,4 @@
-"""Ends a run whose engine blocks the event loop: no deadline inside the loop could."""
+"""A watchdog that ends a run whose engine blocks the event loop, where no deadline inside the loop could."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="conformance watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Begin to watch."""
         self._thread.start()
 
     def beat(self) -> None:
-        """Says that the loop runs."""
+        """Say that the loop runs."""
         self._beat = time.monotonic()
 
     def stop(self) -> None:
-        """Ends the watch."""
+        """End the watch."""
         self._over.set()
 
     def _run(self) -> None:
@@ -50,7 +50,7 @@ class Watchdog:
                 return
 
     def _place(self) -> str:
-        """Where the watched thread is."""
+        """Return where the watched thread is."""
         frame = sys._current_frames().get(self._watched)
         if frame is None:
             return ""

@@ -1,1 +1,1 @@
-"""What the checks of the event kit work with; `dynamo_testing.events_kit` holds the checks."""
+"""The harness of the event kit; `dynamo_testing.events_kit` holds the checks."""

@@ -1,4 +1,4 @@
-"""What the checks of an event plane work with: publishers, and subscriptions that remember."""
+"""The harness of the event checks: publishers, and subscriptions that record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBE = b"probe"
 
 @dataclass(frozen=True, slots=True)
 class EventPlanes:
-    """Where events are sent from and where they are received, and the directory in which the two meet.
+    """The sending and the receiving event plane, and the directory in which the two meet.
 
     `close_sender` and `close_receiver` close the transports of the planes, if that is more than doing nothing.
     """
@@ -60,10 +60,10 @@ class LoneLease(Lease):
         raise NotImplementedError(f"{key} is put: PEER_TO_PEER, which says so, needs a real directory")
 
     async def remove(self, key: str) -> None:
-        """There is no record."""
+        """Remove nothing: there is no record."""
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Hold nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,28 +90,28 @@ class Listener:
                 self._news.tell()
 
     def of(self, source: int) -> list[tuple[int, bytes]]:
-        """Numbers and payloads of one source, probes included."""
+        """Return numbers and payloads of one source, probes included."""
         return [(number, payload) for who, number, payload in self.log if who == source]
 
     def payloads(self, source: int) -> list[bytes]:
-        """The payloads of one source, without probes."""
+        """Return the payloads of one source, without probes."""
         return [payload for _, payload in self.of(source) if payload != PROBE]
 
     async def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Returns once the condition holds; it is looked at whenever something arrives."""
+        """Return once the condition holds; it is looked at whenever something arrives."""
         await self._news.until(condition, what, lambda: f"{len(self.log)} events came")
 
     async def has(self, source: int, payload: bytes) -> None:
-        """Returns once the payload has come from the source."""
+        """Return once the payload has come from the source."""
         await self.until(lambda: payload in self.payloads(source), f"an event {payload[:40]!r} expected")
 
     async def ends(self) -> None:
-        """Returns once the subscription has ended by itself."""
+        """Return once the subscription has ended by itself."""
         done, _ = await asyncio.wait([self._reading], timeout=self._wait)
         assert done, f"the subscription did not end within {self._wait} s"
 
     async def close(self) -> None:
-        """Unsubscribes."""
+        """Unsubscribe."""
         self._reading.cancel()
         await asyncio.wait([self._reading])
 
@@ -129,14 +129,14 @@ class Sender:
         return self.lease.id
 
     def send(self, *payloads: bytes) -> list[bool]:
-        """Sends one event after the other."""
+        """Send one event after the other."""
         return [self.publisher.send(payload) for payload in payloads]
 
 
 async def heard(
     events: AsyncGenerator[tuple[int, int, bytes], None], publisher: Publisher, payload: bytes
 ) -> tuple[int, int, bytes]:
-    """The first event that gets through; the same payload is sent until then."""
+    """Return the first event that gets through; the same payload is sent until then."""
 
     async def repeat() -> None:
         while True:
@@ -163,19 +163,19 @@ class Market:
         self._prefix = secrets.token_hex(6)
 
     async def sender(self, subject: str | Subject = "loads", *, lease: Lease | None = None) -> Sender:
-        """A new publisher, with a lease of its own if none is given."""
+        """Return a new publisher, with a lease of its own if none is given."""
         lease = lease or await self.planes.directory.lease()
         publisher = await self.planes.sender.publisher(self.subject(subject), lease)
         self._senders.append(made := Sender(publisher, lease))
         return made
 
     def listener(self, subject: str | Subject = "loads") -> Listener:
-        """A new subscription; see `settle`."""
+        """Return a new subscription; see `settle`."""
         subscription = self.planes.receiver.subscribe(self.subject(subject), self.planes.directory)
         return Listener(subscription, self._tasks, self.wait)
 
     async def settle(self, senders: Sequence[Sender], listeners: Sequence[Listener]) -> None:
-        """Sends probes until every listener hears every sender: a subscription may take a while to reach them."""
+        """Send probes until every listener hears every sender: a subscription may take a while to reach them."""
 
         def deaf() -> list[Listener]:
             return [listener for listener in listeners if any(not listener.of(sender.source) for sender in senders)]
@@ -190,11 +190,11 @@ class Market:
             raise AssertionError(f"{len(deaf())} subscriptions heard nothing within {self.wait} s") from None
 
     def subject(self, name: str | Subject) -> str:
-        """A subject of this check, unless it is one already."""
+        """Return a subject of this check, unless it is one already."""
         return name.text if isinstance(name, Subject) else f"{self._prefix}-{name}"
 
     async def sources(self, subject: str = "loads") -> set[int]:
-        """The sources on a subject that have a record in the directory now."""
+        """Return the sources on a subject that have a record in the directory now."""
         found: set[int] = set()
         async with aclosing(self.planes.directory.watch(EVENT_SOURCES)) as events:
             async for event in events:
@@ -206,7 +206,7 @@ class Market:
         return found
 
     async def aclose(self) -> None:
-        """Unsubscribes and stops publishing."""
+        """Unsubscribe and stop publishing."""
         await self._tasks.aclose()
         for sender in self._senders:
             await sender.publisher.aclose()

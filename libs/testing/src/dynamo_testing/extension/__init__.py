@@ -1,1 +1,1 @@
-"""What the kit for extensions is made of."""
+"""The parts of the kit for extensions."""

@@ -27,12 +27,12 @@ _KNOWN = Principal("kit-key", "kit-tenant", user="Grüße\n🎉", session="kit-s
 
 
 def received(request_id: str, principal: Principal = _KNOWN, *, model: str = MODEL) -> RequestReceived:
-    """A request arrives."""
+    """Return the event that a request arrives."""
     return RequestReceived(request_id, time.monotonic(), model, "chat_completions", "stream", principal, None, "0" * 32)
 
 
 def routed(request_id: str, candidates: int, *, after: str = "") -> RequestRouted:
-    """A worker is chosen for it; the first of them at first, the other one `after` an error."""
+    """Return the event that a worker is chosen for it; the first of them at first, the other one `after` an error."""
     scored = [ScoredRank(worker, 0, 2, 30, 9, 1, float(cost)) for cost, worker in enumerate(WORKERS)][:candidates]
     instance_id, attempt_id = WORKERS[bool(after)], f"{request_id}-{bool(after):d}"
     return RequestRouted(
@@ -53,7 +53,7 @@ def routed(request_id: str, candidates: int, *, after: str = "") -> RequestRoute
 
 
 def finished(request_id: str, error: str = "") -> RequestFinished:
-    """It ends, badly if there is an error."""
+    """Return the event of its end, a failure if there is an error."""
     record = RequestRecord(
         request_id=request_id,
         model=MODEL,
@@ -76,7 +76,7 @@ def finished(request_id: str, error: str = "") -> RequestFinished:
 
 
 def answered(request_id: str, candidates: int) -> Iterator[RequestEvent]:
-    """All events of a request that is answered."""
+    """Yield all events of a request that is answered."""
     yield received(request_id)
     yield RequestAdmitted(request_id, time.monotonic(), f"{request_id}-call", MODEL, 30, 0.0)
     yield routed(request_id, candidates)
@@ -86,7 +86,7 @@ def answered(request_id: str, candidates: int) -> Iterator[RequestEvent]:
 
 
 def of_all_kinds(candidates: int) -> Iterator[RequestEvent]:
-    """Each kind at least once: an answer, a refusal, a move, two choices, and requests that began before all this."""
+    """Return each kind at least once: an answer, a refusal, a move, two choices, and earlier requests."""
     yield from answered("kit-answered", candidates)
 
     yield received("kit-refused", Principal())

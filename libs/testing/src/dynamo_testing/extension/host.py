@@ -1,4 +1,4 @@
-"""What an extension is made with: a real listener, real events and calls of peers; the model is the kit's."""
+"""The host of an extension under test: a real listener, real events and peer calls, and the kit's own model."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ PREFIX: Final = "dynamo_frontend"
 
 
 class _Lease(LoneLease):
-    """A lease whose records are shown nowhere."""
+    """A lease whose records nobody sees."""
 
     async def put(self, key: str, value: bytes) -> None:
-        """There is no other client that could look."""
+        """Do nothing: there is no other client that could look."""
 
 
 class _Directory(LoneDirectory):
@@ -53,7 +53,7 @@ class _Directory(LoneDirectory):
         return _Lease()
 
     async def put_value(self, key: str, value: bytes | None) -> None:
-        """There is no other client that could look."""
+        """Do nothing: there is no other client that could look."""
 
 
 class _Publisher(Publisher):
@@ -65,7 +65,7 @@ class _Publisher(Publisher):
         return True
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Hold nothing."""
 
 
 class _Events(KitEvents):
@@ -100,7 +100,7 @@ class _Models:
 
 
 class _OneProcess:
-    """As much of a transport as peers ask of one that ends with the process."""
+    """The part of a transport that peers need within one process."""
 
     CROSS_PROCESS = False
 
@@ -206,13 +206,13 @@ class ExtensionHost:
         return sum(subscription.waiting for subscription in self._subscriptions)
 
     def publish(self, event: RequestEvent) -> None:
-        """Something happens to a request."""
+        """Publish an event of a request."""
         self._hub.publish(event)
 
     # Its life.
 
     async def start(self) -> None:
-        """Starts it, then its listener, as core does; one listener has the routes of both."""
+        """Start it, then its listener, as core does; one listener has the routes of both."""
         self._calls.start()
         await self.extension.start()
         self._listener = kit_listener([] if unserved(self.routes) else [self._guarded(route) for route in self.routes])
@@ -225,7 +225,7 @@ class ExtensionHost:
     async def asked(
         self, method: str, path: str, body: bytes | None = None, *, token: str = ""
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer to a request, of which the body may yet have to come."""
+        """Yield the answer to a request, of which the body may yet have to come."""
         headers = {"authorization": f"Bearer {token}"} if token else {}
         async with (
             aiohttp.ClientSession(self.url) as session,
@@ -235,7 +235,7 @@ class ExtensionHost:
             response.close()
 
     async def aclose(self) -> None:
-        """Closes the listener and the extension, then what core ends by itself."""
+        """Close the listener and the extension, then what core ends by itself."""
         if self._listener is not None:
             await self._listener.aclose()
         try:
@@ -248,7 +248,7 @@ class ExtensionHost:
 
 
 def unserved(routes: Sequence[HttpRoute]) -> str:
-    """Why core would serve none of these routes; empty if it would."""
+    """Return why core would serve none of these routes; empty if it would."""
     known: set[tuple[str, str]] = set()
     for route in routes:
         try:

@@ -1,4 +1,4 @@
-"""A wire that does what real ones do on bad days: a TCP proxy with faults at chosen frames.
+"""A faulty wire: a TCP proxy that injects faults at chosen frames.
 
 A test starts a `FaultProxy` in front of any server, and says in its `FaultPlan` what shall happen, and where::
 

@@ -1,4 +1,4 @@
-"""How a stream of bytes falls into frames. What is cut apart here is, put together again, what came."""
+"""Framing of a byte stream for the proxy: cut into frames, and put together unchanged."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple, Protocol
 
 
 class FramingError(ValueError):
-    """What came is not of the protocol that was said to be spoken."""
+    """The bytes do not follow the expected protocol."""
 
 
 class Frame(NamedTuple):
-    """One message: what announces it, and what it says."""
+    """One message: its head and its body."""
 
     head: bytes
     body: bytes
@@ -27,21 +27,21 @@ class Splitter(Protocol):
     """Cuts one direction of one connection."""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that `data` completes, in order. Read to its end before the next piece is fed.
+        """Return the frames that `data` completes, in order. Read to its end before the next piece is fed.
 
         Raises:
             FramingError: this cannot be cut.
         """
 
     def rest(self) -> bytes:
-        """What came after the last whole frame; asked for when the stream has ended."""
+        """Return what came after the last whole frame; asked for when the stream has ended."""
 
 
 class Framing(Protocol):
-    """Makes splitters of one protocol."""
+    """The content type of a stream, and the bytes that keep it alive before an item and carry nothing."""
 
     def splitter(self) -> Splitter:
-        """A fresh one, for one direction of one connection."""
+        """Return a fresh one, for one direction of one connection."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What can go wrong with a frame, and with what comes after it."""
+"""The kinds of faults of a frame and of the bytes after it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class Fault(ABC):
     __slots__ = ()
 
     def fits(self, frame: Frame) -> bool:
-        """Whether it can happen to this frame; others are not counted."""
+        """Return whether it can happen to this frame; others are not counted."""
         return True
 
     @abstractmethod
     async def carry(self, frame: Frame, lane: Lane) -> None:
-        """Takes the frame on its way, or does not. The next one waits until this returns."""
+        """Take the frame on its way, or do not. The next one waits until this returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delay(Fault):
-    """The frame is late by so many seconds, and all that follow it with it: their order stays."""
+    """The frame and all after it are late by some seconds, in their order."""
 
     seconds: float
 
@@ -49,7 +49,7 @@ class Cut(Fault):
 
 @dataclass(frozen=True, slots=True)
 class HalfOpen(Fault):
-    """From this frame on nothing passes in its direction, not even an end; the other direction works."""
+    """Nothing passes in the frame's direction from it on, not even an end; the other direction works."""
 
     async def carry(self, frame: Frame, lane: Lane) -> None:
         lane.silence(both=False)
@@ -57,7 +57,7 @@ class HalfOpen(Fault):
 
 @dataclass(frozen=True, slots=True)
 class BlackHole(Fault):
-    """From this frame on nothing passes either way, not even an end; both connections stay open."""
+    """Nothing passes either way from this frame on, not even an end; both connections stay open."""
 
     async def carry(self, frame: Frame, lane: Lane) -> None:
         lane.silence(both=True)
@@ -65,7 +65,7 @@ class BlackHole(Fault):
 
 @dataclass(frozen=True, slots=True)
 class Throttle(Fault):
-    """From this frame on its direction carries so many bytes a second, and reads no faster."""
+    """The frame's direction carries a limited number of bytes a second from it on, and reads no faster."""
 
     rate: float
 

@@ -1,4 +1,4 @@
-"""What a fault can do with the direction it happens in."""
+"""One direction of a proxied connection, and what a fault can do to it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ class Lane(ABC):
 
     @abstractmethod
     async def send(self, data: bytes) -> None:
-        """Passes bytes on, no faster than the other end takes them; nothing if the lane is silent."""
+        """Pass bytes on, no faster than the other end takes them; nothing if the lane is silent."""
 
     @abstractmethod
     async def pause(self, seconds: float) -> None:
-        """Waits so long, or until the connection is over."""
+        """Wait so long, or until the connection is over."""
 
     @abstractmethod
     def hold_back(self, frame: Frame) -> None:
-        """The frame goes after the next one."""
+        """Send the frame after the next one."""
 
     @abstractmethod
     def throttle(self, rate: float) -> None:
-        """From now on at most so many bytes a second."""
+        """Pass at most so many bytes a second from now on."""
 
     @abstractmethod
     def silence(self, *, both: bool) -> None:
-        """From now on nothing passes: in this direction, or in both. What comes is read and forgotten."""
+        """Let nothing pass from now on, in this direction or in both: read and drop what comes."""
 
     @abstractmethod
     def cut(self) -> None:
-        """Resets both ends at once."""
+        """Reset both ends at once."""

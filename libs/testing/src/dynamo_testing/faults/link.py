@@ -1,4 +1,4 @@
-"""One connection through the proxy: two lanes, and ends that are told to the other side."""
+"""One connection through the proxy: two lanes, whose ends are passed on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tap = Callable[[Passing], None]
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
-    """Closes with RST; what was not sent is lost."""
+    """Close with RST; what was not sent is lost."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.fileno() >= 0:
         with suppress(OSError):
@@ -56,7 +56,7 @@ class Link:
         self.down = _Lane(self, Direction.DOWN, server[0], client[1])
 
     async def run(self) -> None:
-        """Carries both directions; closes both connections on every path."""
+        """Carry both directions; close both connections on every path."""
         try:
             async with asyncio.TaskGroup() as group:
                 for lane, back in ((self.up, self.down), (self.down, self.up)):
@@ -86,12 +86,12 @@ class Link:
             self.cut()
 
     def _ended(self, lane: _Lane) -> None:
-        """The connection at the beginning of this lane broke."""
+        """Record that the connection at the beginning of this lane broke."""
         if not lane.silent:
             self.cut()
 
     def cut(self) -> None:
-        """Resets both ends. Safe twice."""
+        """Reset both ends. Safe twice."""
         self.over.set()
         for writer in self._writers:
             reset(writer)
@@ -118,7 +118,7 @@ class _Lane(Lane):
         self._late: Frame | None = None
 
     async def run(self, framing: Framing, plan: FaultPlan, tap: Tap | None) -> None:
-        """Carries until the end, and tells the end."""
+        """Carry until the end, and tell the end."""
         splitter, number = framing.splitter(), 0
         while data := await self._read():
             if self._stopped():
@@ -146,11 +146,11 @@ class _Lane(Lane):
                 self._writer.write_eof()
 
     def _stopped(self) -> bool:
-        """Whether nothing passes any more."""
+        """Return whether nothing passes any more."""
         return self.silent or self._link.over.is_set()
 
     async def forget(self) -> None:
-        """Reads on, and drops it, until the source ends."""
+        """Read on, and drop it, until the source ends."""
         with suppress(_SourceLost):
             while await self._read():
                 pass

@@ -1,4 +1,4 @@
-"""Which fault happens where: rules that tests lay down and take back while the proxy runs."""
+"""The fault plan: rules that tests add and remove while the proxy runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REMEMBERED = 100
 
 
 class Direction(Enum):
-    """Where a frame goes."""
+    """The direction of a frame."""
 
     UP = "to the server"
     DOWN = "to the client"
@@ -58,7 +58,7 @@ class Rule:
         self._news = asyncio.Event()
 
     async def hit(self, count: int = 1, *, timeout: float = 10.0) -> None:
-        """Returns when it has happened so often.
+        """Return when it has happened so often.
 
         Raises:
             TimeoutError: it has not, within `timeout` seconds.
@@ -69,7 +69,7 @@ class Rule:
                 await self._news.wait()
 
     def due(self, frame: Frame, passing: Passing) -> bool:
-        """Counts the frame; whether the fault shall happen to it."""
+        """Count the frame; whether the fault shall happen to it."""
         if self._direction not in (None, passing.direction) or self._connection not in (None, passing.connection):
             return False
         if not self.fault.fits(frame) or (self._when is not None and not self._when(frame.body)):
@@ -79,13 +79,13 @@ class Rule:
         return count >= self._at and (self._times is None or self.fired < self._times)
 
     def fire(self, passing: Passing) -> None:
-        """It happens to this frame."""
+        """Apply the fault to this frame."""
         self.fired += 1
         self.met.append(passing)
         self._news.set()
 
     def forget(self, connection: int) -> None:
-        """This connection is over."""
+        """Forget this connection, which is over."""
         for direction in Direction:
             self._counts.pop((connection, direction), None)
 
@@ -106,7 +106,7 @@ class FaultPlan:
         connection: int | None = None,
         times: int | None = 1,
     ) -> Rule:
-        """From now on the fault happens where this says.
+        """Inject the fault from now on where this says.
 
         A rule counts the frames that go in its `direction` (None: either), over its `connection` (None: any), and
         whose body `when` holds of; from 0, anew for each direction of each connection, beginning with the first that
@@ -120,16 +120,16 @@ class FaultPlan:
         return rule
 
     def remove(self, rule: Rule) -> None:
-        """The rule no longer applies. What it did to connections that are open stays done. Safe twice."""
+        """Stop applying the rule. What it did to connections that are open stays done. Safe twice."""
         if rule in self._rules:
             self._rules.remove(rule)
 
     def clear(self) -> None:
-        """No rule applies any more, as `remove`."""
+        """Remove all rules, like `remove`."""
         self._rules.clear()
 
     def fault_for(self, frame: Frame, passing: Passing) -> Fault | None:
-        """What happens to this frame. For the proxy: asked once for each."""
+        """Return what happens to this frame. For the proxy: asked once for each."""
         # Every rule counts every frame, also one that another rule takes.
         due = [rule for rule in self._rules if rule.due(frame, passing)]
         if not due:
@@ -138,6 +138,6 @@ class FaultPlan:
         return due[0].fault
 
     def forget(self, connection: int) -> None:
-        """For the proxy: this connection is over."""
+        """Forget a connection that is over; the proxy calls it."""
         for rule in self._rules:
             rule.forget(connection)

@@ -1,4 +1,4 @@
-"""The proxy: listens on the loopback and carries every connection to one server."""
+"""The proxy: a loopback listener that forwards every connection to one server."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class FaultProxy(AsyncResource):
         self._tasks = TaskSet()
 
     async def start(self) -> None:
-        """Listens.
+        """Listen.
 
         Raises:
             OSError: the port is taken.
@@ -71,12 +71,12 @@ class FaultProxy(AsyncResource):
         return len(self._tasks)
 
     def cut(self) -> None:
-        """Resets every connection, as if a cable were pulled; new ones are carried."""
+        """Reset every connection, as if a cable were pulled; new ones are carried."""
         for link in list(self._links):
             link.cut()
 
     async def aclose(self) -> None:
-        """Stops listening and resets what is open. Safe twice."""
+        """Stop listening and reset what is open. Safe twice."""
         server, self._server = self._server, None
         if server is not None:
             server.close()

@@ -1,1 +1,1 @@
-"""What the kit for frontends is made of."""
+"""The parts of the kit for frontends."""

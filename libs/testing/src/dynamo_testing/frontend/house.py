@@ -1,4 +1,4 @@
-"""What a frontend is made with: real listener, real accounting, real streams; the models are the kit's."""
+"""The host of a frontend under test: a real listener, accounting and streams, and the kit's own models."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class QuietOwner:
     """The owner of a stream that counts nothing, holds nothing and tries nothing again."""
 
     def first_item(self) -> None:
-        """Nothing is counted."""
+        """Count nothing."""
 
     def attempt_failed(self, error: DynamoError) -> DynamoError | None:
         return error
 
     def stream_ended(self, error: DynamoError | None) -> None:
-        """Nothing is held."""
+        """Hold nothing."""
 
     async def settle(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: nothing is under way."""
 
 
 class Answering(QuietOwner):
@@ -74,13 +74,13 @@ class Answering(QuietOwner):
         self.stream.attach(self.grip, WORKER)
 
     def say(self, text: str, end: FinishReason | None = None) -> None:
-        """Sends a text, one token per byte; with `end` it is the last."""
+        """Send a text, one token per byte; with `end` it is the last."""
         self._sink.data(LLMEngineOutput(list(text.encode()), end))
         if end is not None:
             self._sink.event(Annotated.from_complete_final())
 
     def fail(self, error: DynamoError) -> None:
-        """Ends the answer with an error."""
+        """End the answer with an error."""
         self._sink.event(Annotated.from_error(error))
 
     def stream_closed(self) -> None:
@@ -90,7 +90,7 @@ class Answering(QuietOwner):
 
 
 def kit_listener(routes: list[HttpRoute]) -> Listener:
-    """A listener on a free port of the loopback address."""
+    """Return a listener on a free port of the loopback address."""
     return Listener(
         "kit",
         host="127.0.0.1",
@@ -125,7 +125,7 @@ class KitModel:
         return None
 
     def precheck(self, principal: Principal) -> None:
-        """Lets everything in."""
+        """Let everything in."""
 
     async def admit(self, request: PreprocessedRequest, principal: Principal) -> Permit:
         if self.refusal is not None:
@@ -155,11 +155,11 @@ class KitModel:
         return ()
 
     def says(self, text: str) -> None:
-        """Answers every request from now on with a text."""
+        """Answer every request from now on with a text."""
         self.script = lambda answering: answering.say(text, FinishReason.STOP)
 
     async def request(self) -> Answering:
-        """The next request that arrives."""
+        """Return the next request that arrives."""
         return await self._arrived.get()
 
 
@@ -207,7 +207,7 @@ class House:
         return self._listener.url
 
     async def start(self) -> None:
-        """Starts the frontend, then its listener, as core does."""
+        """Start the frontend, then its listener, as core does."""
         self.models = {name: KitModel(name, self.frontend.load_tokenizer("bytes", {})) for name in (MODEL, OTHER)}
         await self.frontend.start()
         routes = {(route.method, route.path): route for route in reversed(self.routes)}
@@ -215,7 +215,7 @@ class House:
         await self._listener.start()
 
     def _known(self, route: HttpRoute) -> HttpRoute:
-        """A route whose requests come from `principal`, as the listener notes it."""
+        """Return a route whose requests come from `principal`, as the listener notes it."""
 
         async def handler(http: web.Request) -> web.StreamResponse:
             http[PRINCIPAL] = self.principal
@@ -224,7 +224,7 @@ class House:
         return replace(route, handler=handler)
 
     async def aclose(self) -> None:
-        """Closes the listener, then the frontend."""
+        """Close the listener, then the frontend."""
         if self._listener is not None:
             await self._listener.aclose()
         await self.frontend.aclose()

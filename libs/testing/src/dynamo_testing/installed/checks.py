@@ -1,4 +1,4 @@
-"""The kit of each kind, with the fixtures that its author would write, for a plugin that is only known by its name."""
+"""The kit of each kind, with fixtures for a plugin that is known only by its name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from dynamo_testing.transport_kit import Planes, TransportKit
 
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[Any, Any]]:
-    """Two started plugins that meet in a server or a store; one and the same if it serves one process only."""
+    """Yield two started plugins that meet in a server or a store; one and the same if it serves one process only."""
     async with AsyncExitStack() as stack:
         made = []
         for _ in range(2 if subject().cls.CROSS_PROCESS else 1):
@@ -41,12 +41,16 @@ async def pair() -> AsyncIterator[tuple[Any, Any]]:
 
 
 class TestRouter(RouterKit):
+    """The kit for the router under check."""
+
     @pytest.fixture
     def make_router(self) -> RouterFactory:
         return lambda services: subject().cls(subject().config, services)
 
 
 class TestAdmission(AdmissionKit):
+    """The kit for the admission under check."""
+
     @pytest.fixture
     def make_admission(self) -> AdmissionFactory:
         return lambda services: subject().cls(subject().config, services)
@@ -56,12 +60,16 @@ class TestAdmission(AdmissionKit):
 
 
 class TestTransport(TransportKit):
+    """The kit for the transport under check."""
+
     @pytest.fixture
     def planes(self, pair: tuple[Any, Any]) -> Planes:
         return Planes(*pair)
 
 
 class TestEvents(EventsKit):
+    """The kit for the event plane of a transport under check."""
+
     @pytest.fixture
     async def events(self, pair: tuple[Any, Any]) -> AsyncIterator[EventPlanes]:
         directory_class: Any = PluginLoader().load("discovery", "memory")
@@ -70,12 +78,16 @@ class TestEvents(EventsKit):
 
 
 class TestDiscovery(DiscoveryKit):
+    """The kit for the discovery under check."""
+
     @pytest.fixture
     def directories(self, pair: tuple[Any, Any]) -> Directories:
         return Directories(*pair)
 
 
 class TestFrontend(FrontendKit):
+    """The kit for the frontend under check."""
+
     @pytest.fixture
     def make_frontend(self) -> FrontendFactory:
         return lambda services: subject().cls(subject().config, services)
@@ -88,18 +100,24 @@ class TestFrontend(FrontendKit):
 
 
 class TestExtension(ExtensionKit):
+    """The kit for the extension under check."""
+
     @pytest.fixture
     def make_extension(self) -> ExtensionFactory:
         return lambda services: subject().cls(subject().config, services)
 
 
 class TestResponseStore(ResponseStoreKit):
+    """The kit for the response store under check."""
+
     @pytest.fixture
     def make_store(self) -> ResponseStoreFactory:
         return lambda services: subject().cls(subject().config, services)
 
 
 class TestToolParser(ToolParserKit):
+    """The kit for the parser of tool calls under check."""
+
     @pytest.fixture
     def make_parser(self) -> ToolParserFactory:
         factory: ToolParserFactory = subject().cls
@@ -107,6 +125,8 @@ class TestToolParser(ToolParserKit):
 
 
 class TestReasoningParser(ReasoningParserKit):
+    """The kit for the parser of reasoning under check."""
+
     @pytest.fixture
     def make_parser(self) -> ReasoningParserFactory:
         factory: ReasoningParserFactory = subject().cls
@@ -114,7 +134,7 @@ class TestReasoningParser(ReasoningParserKit):
 
 
 def worded(template: str, model: str, prompt: str, option: str) -> Asked:
-    """A request in the words of the command line."""
+    """Return a request in the words of the command line."""
     if not template:
         pytest.skip(f"{option} is not given: the kit has no words for a request")
     method, path, body = template.split(maxsplit=2)

@@ -1,4 +1,4 @@
-"""The plugin that the checks are made of."""
+"""The plugin under check."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dynamo_core.plugins.metadata import PluginEntry
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A plugin with its settings, and what else the kit of its kind is told."""
+    """A plugin with its settings, and the options of its kit."""
 
     entry: PluginEntry
     cls: Any
@@ -28,6 +28,6 @@ class Subject:
 
 
 def subject() -> Subject:
-    """The plugin that is checked now."""
+    """Return the plugin that is checked now."""
     assert Subject.current is not None
     return Subject.current

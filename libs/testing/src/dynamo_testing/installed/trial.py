@@ -1,4 +1,4 @@
-"""One run of a kit over an installed plugin, and what is printed of it."""
+"""One run of a kit over an installed plugin, and its output."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Trial:
         self._out = sys.stdout
 
     def run(self) -> int:
-        """The exit code: 0 if the plugin keeps its contract, else 1.
+        """Return the exit code: 0 if the plugin keeps its contract, else 1.
 
         Raises:
             ConfigError: pytest is not installed, or the plugin cannot be started with these settings.
@@ -87,13 +87,13 @@ class Trial:
     # What pytest calls.
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Has the failures of the kits explained."""
+        """Have the failures of the kits explained."""
         import pytest
 
         pytest.register_assert_rewrite(*REWRITTEN)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keeps the checks of this kind, and tells their classes what the command line says of the kit."""
+        """Keep the checks of this kind, and tell their classes what the command line says of the kit."""
         from dynamo_testing.installed import checks
 
         names = [cls.__name__ for cls in checks.CHECKS[self._subject.entry.kind]]
@@ -104,7 +104,7 @@ class Trial:
                     setattr(cls, name, value)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Notes how a check ended: its call, or a step before or after it that did not go well."""
+        """Note how a check ended: its call, or a step before or after it that did not go well."""
         if report.when != "call" and report.outcome == "passed":
             return
         promise = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
@@ -120,7 +120,7 @@ class Trial:
         self._say(f"{outcome:{_WIDTH}}  {promise}" + (indent + seen.replace("\n", indent) if seen else ""))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """A kit that cannot even be loaded is told as an error of the set-up."""
+        """Report a kit that cannot be loaded as an error of the set-up."""
         if report.failed:
             raise ConfigError(f"the kits cannot be loaded: {report.longreprtext.splitlines()[-1]}")
 

@@ -1,1 +1,1 @@
-"""What the kits for parsers are made of."""
+"""The parts of the kits for parsers."""

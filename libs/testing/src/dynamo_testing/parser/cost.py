@@ -1,4 +1,4 @@
-"""How much a parser does for a long text: counted in lines of Python, in bytes and in kept text, not in seconds."""
+"""The cost of a parser for a long text: in lines of Python, bytes and kept text, not in seconds."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Lines:
 
 
 def longest_text(root: object) -> int:
-    """The length of the longest text that an object holds, however deep."""
+    """Return the length of the longest text that an object holds, however deep."""
     longest, seen, left = 0, {id(root)}, [root]
     while left:
         each = left.pop()
@@ -59,7 +59,7 @@ def longest_text(root: object) -> int:
 
 
 def allocated_by(parser: Parser, piece: str) -> int:
-    """The most bytes that were held more than before while a piece was fed."""
+    """Return the most bytes that were held more than before while a piece was fed."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -70,7 +70,7 @@ def allocated_by(parser: Parser, piece: str) -> int:
 
 
 def check_cost(parser: Parser, opening: str, filler: str) -> None:
-    """Feeds a long text after an opening.
+    """Feed a long text after an opening.
 
     Raises:
         AssertionError: the last pieces cost more than the first, or the parser keeps the text in one piece.

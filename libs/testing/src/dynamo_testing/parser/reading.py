@@ -1,4 +1,4 @@
-"""Parsers fed in pieces, and what comes out of them made comparable."""
+"""Parsers fed in pieces, and their output in a comparable form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Parsed: TypeAlias = list[str | Thought | Said]
 
 
 def parse(parser: Parser, pieces: Sequence[str], *, markers: bool = False) -> Parsed:
-    """What a parser makes of some text, joined. With `markers` the special tokens of the format come as tokens.
+    """Return what a parser makes of some text, joined. With `markers` the special tokens of the format come as tokens.
 
     Raises:
         AssertionError: the parser raised, or its deltas do not go together.
@@ -72,7 +72,7 @@ def parse(parser: Parser, pieces: Sequence[str], *, markers: bool = False) -> Pa
 
 
 def at_markers(text: str, markers: Sequence[str]) -> list[str]:
-    """The text cut before and after each special token of the format, as a model writes it."""
+    """Return the text cut before and after each special token of the format, as a model writes it."""
     if not markers:
         return [text]
     pattern = "|".join(map(re.escape, sorted(markers, key=len, reverse=True)))
@@ -80,7 +80,7 @@ def at_markers(text: str, markers: Sequence[str]) -> list[str]:
 
 
 def side_by_side(one: Parser, other: Parser, text: str) -> tuple[Parsed, Parsed]:
-    """What two parsers make of a text that both get letter by letter, in turns."""
+    """Return what two parsers make of a text that both get letter by letter, in turns."""
     first: list[ParserDelta] = []
     second: list[ParserDelta] = []
     for letter in text:
@@ -90,7 +90,7 @@ def side_by_side(one: Parser, other: Parser, text: str) -> tuple[Parsed, Parsed]
 
 
 def joined(deltas: Sequence[ParserDelta]) -> Parsed:
-    """Deltas with neighbours of one kind joined. Ids are left out; order and indexes of calls are checked."""
+    """Return deltas with neighbours of one kind joined. Ids are left out; order and indexes of calls are checked."""
     out: Parsed = []
     ids: set[str] = set()
     for delta in deltas:
@@ -116,7 +116,7 @@ def joined(deltas: Sequence[ParserDelta]) -> Parsed:
 
 
 def understood(parsed: Parsed) -> list[str | Thought | Call]:
-    """The same with arguments as the values that they stand for.
+    """Return the same with arguments as the values that they stand for.
 
     Raises:
         AssertionError: the arguments of a call are not a JSON object.
@@ -136,7 +136,7 @@ def understood(parsed: Parsed) -> list[str | Thought | Call]:
 
 
 def cuts(text: str, *, seed: int = 0) -> Iterator[list[str]]:
-    """Ways to cut a text: into characters, into two at every place, and into pieces of any size."""
+    """Yield ways to cut a text: into characters, into two at every place, and into pieces of any size."""
     yield list(text)
     for at in range(1, len(text)):
         yield [text[:at], text[at:]]
@@ -151,7 +151,7 @@ def cuts(text: str, *, seed: int = 0) -> Iterator[list[str]]:
 
 
 def scraps(samples: Sequence[str], *, count: int) -> Iterator[str]:
-    """Texts that are put together of parts of the samples: markup that begins, breaks off, repeats and nests."""
+    """Yield texts that are put together of parts of the samples: markup that begins, breaks off, repeats and nests."""
     dice = random.Random(len(samples))  # noqa: S311 - no secret
     sources = [sample for sample in samples if sample] or ["a text"]
     for _ in range(count):

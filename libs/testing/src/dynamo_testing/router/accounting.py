@@ -1,4 +1,4 @@
-"""What is counted of a request, what its cached blocks are worth, and that nothing is left when it is over."""
+"""Checks of router accounting: active requests, credit for cached blocks, and nothing left at the end."""
 
 from __future__ import annotations
 
@@ -164,11 +164,11 @@ class AccountChecks(RouterHarness):
 
 
 def _names_of(route: Route, fleet: Fleet, asked: RoutingRequest) -> list[int]:
-    """The blocks that the tracker counts for a route."""
+    """Return the blocks that the tracker counts for a route."""
     size = fleet.pool.cards[route.instance.instance_id].kv_cache_block_size
     return list(route.blocks if route.blocks is not None else asked.known_hashes(size))
 
 
 def _names() -> set[str]:
-    """What runs now."""
+    """Return what runs now."""
     return {task.get_name() for task in asyncio.all_tasks()}

@@ -1,4 +1,4 @@
-"""Which workers may be chosen, and which error is raised where none may be."""
+"""Checks of the eligible workers, and of the error where none is eligible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one choice takes, in looks at loads and workers rather than in time."""
+"""Checks of the cost of one choice, in looks at loads and workers rather than in time."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ class CostChecks(RouterHarness):
 
     @staticmethod
     async def _settled(fleet: Fleet) -> None:
-        """The workers are known, and all have something to do."""
+        """Wait until the workers are known and all have something to do."""
         for _ in range(len(fleet.ranks())):
             await fleet.placed()

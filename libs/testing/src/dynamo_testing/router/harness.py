@@ -1,4 +1,4 @@
-"""What the checks of a router work with: a pool of workers, a real load tracker, and requests in every phase."""
+"""The harness of the router checks: a pool of workers, a real load tracker, and requests in every phase."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Fleet:
         self.router = make_router(self.services(self.pool))
 
     def services(self, pool: KitPool) -> RouterServices:
-        """What a router of a pool is made with; all see one load tracker."""
+        """Return what a router of a pool is made with; all see one load tracker."""
         return RouterServices(pool, self.tracker, self.events, EmptyDirectory(), Metrics(), no_worker_answers)
 
     # The workers.
 
     def add(self, *workers: int, ranks: int = 1, first_rank: int = 0, block_size: int | None = BLOCK) -> None:
-        """Workers join."""
+        """Add workers."""
         facts = RuntimeConfig(data_parallel_size=ranks, data_parallel_start_rank=first_rank, enable_local_indexer=False)
         for number in workers:
             card = ModelCard(
@@ -63,12 +63,12 @@ class Fleet:
             self.pool.add(Instance(instance_id=number), card)
 
     def set_state(self, worker: int, state: str) -> None:
-        """An operator takes a worker out of service, or brings it back."""
+        """Take a worker out of service, or bring it back, as an operator does."""
         pool = self.pool
         pool.add(msgspec.structs.replace(pool.instances[worker], state=state), pool.cards[worker])
 
     def tell(self, worker: int, tokens: Sequence[int], rank: int = 0) -> None:
-        """A worker tells that its cache holds the blocks of a prompt."""
+        """Report that a worker's cache holds the blocks of a prompt."""
         blocks = block_hashes(tokens, BLOCK)
         number = self._told.get((worker, rank), 0)
         self._told[worker, rank] = number + 1
@@ -86,7 +86,7 @@ class Fleet:
         phase: Phase = Phase.AGGREGATED,
         hints: RoutingHints | None = None,
     ) -> RoutingRequest:
-        """A request as core makes one; without tokens, one of ten that no other has."""
+        """Return a request as core makes one; without tokens, one of ten that no other has."""
         number = next(self._numbers)
         override = None
         if phase is Phase.DECODE:
@@ -100,7 +100,7 @@ class Fleet:
         return RoutingRequest(request, f"kit-{number}", frozenset(excluded), phase)
 
     async def route(self, asked: RoutingRequest | None = None, *, router: Router | None = None) -> Route:
-        """A choice, within the time that anything may take; it must be of a worker that is there."""
+        """Return a choice, within the time that anything may take; it must be of a worker that is there."""
         try:
             async with asyncio.timeout(self.wait):
                 route = await (router or self.router).route(asked or self.asked(), self.pool)
@@ -110,7 +110,7 @@ class Fleet:
         return route
 
     async def refusal(self, asked: RoutingRequest | None = None) -> ServiceOverloaded | Unavailable:
-        """Why no worker can be chosen; a choice is a failure."""
+        """Return why no worker can be chosen; a choice is a failure."""
         try:
             route = await self.route(asked)
         except (ServiceOverloaded, Unavailable) as error:
@@ -118,7 +118,7 @@ class Fleet:
         raise AssertionError(f"worker {route.instance.instance_id} was chosen where none may be")
 
     def reserve(self, route: Route, asked: RoutingRequest) -> Reservation:
-        """The route is taken, as core does it."""
+        """Take the route, as core does."""
         prefills = route.prefill and asked.phase is not Phase.DECODE
         size = self.pool.cards[route.instance.instance_id].kv_cache_block_size
         return self.load.reserve(
@@ -131,7 +131,7 @@ class Fleet:
         )
 
     async def placed(self, asked: RoutingRequest | None = None) -> tuple[Route, Reservation]:
-        """A request that is chosen for, and entered."""
+        """Return a request that is chosen for, and entered."""
         asked = asked or self.asked()
         route = await self.route(asked)
         return route, self.reserve(route, asked)
@@ -139,7 +139,7 @@ class Fleet:
     # What there is to see.
 
     def ranks(self) -> list[tuple[int, int]]:
-        """All ranks of the workers that are there."""
+        """Return all ranks of the workers that are there."""
         found = []
         for number, card in self.pool.cards.items():
             start, size = card.runtime_config.data_parallel_start_rank, card.runtime_config.data_parallel_size
@@ -147,7 +147,7 @@ class Fleet:
         return found
 
     def counted(self) -> dict[tuple[int, int], tuple[int, int, int]]:
-        """What the tracker counts, of the ranks where there is anything."""
+        """Return what the tracker counts, of the ranks where there is anything."""
         found = {}
         for rank in self.ranks():
             seen = (self.load.requests(rank[0]), self.load.prefill_tokens(*rank), self.load.blocks(*rank))
@@ -157,18 +157,18 @@ class Fleet:
 
 
 async def no_worker_answers(instance: Instance, endpoint: Endpoint, request: object, *, timeout: float) -> list[object]:
-    """The caller of a kit; see `EndpointCaller`."""
+    """Return the caller of a kit; see `EndpointCaller`."""
     raise NotSupported("workers of the kit cannot be asked")
 
 
 def range_of(number: int, length: int = 10) -> list[int]:
-    """Tokens of a prompt that begins as that of no other number."""
+    """Return tokens of a prompt that begins as that of no other number."""
     return list(range(1000 * number, 1000 * number + length))
 
 
 @pytest.mark.asyncio
 class RouterHarness:
-    """What an author answers about a router: the fixture `make_router`, perhaps `held`, and some attributes."""
+    """The author's part of a router kit: the fixture `make_router`, perhaps `held`, and some attributes."""
 
     #: Seconds that anything may take before a check fails.
     WAIT: ClassVar[float] = 5.0
@@ -179,23 +179,23 @@ class RouterHarness:
 
     @pytest.fixture
     def make_router(self) -> RouterFactory:
-        """Makes the router from its services. Every author writes this one."""
+        """Make the router from its services. Every author writes this one."""
         raise NotImplementedError("write a fixture `make_router` that returns a function of RouterServices")
 
     def held(self, router: Router) -> int:
-        """How much the router holds for requests now, such as places in a queue; 0 for one that holds none."""
+        """Return how much the router holds for requests now, such as places in a queue; 0 for one that holds none."""
         return 0
 
     @pytest.fixture
     async def fleet(self, make_router: RouterFactory) -> AsyncIterator[Fleet]:
-        """The router, started, and three workers with nothing to do."""
+        """Yield the started router, and three workers with nothing to do."""
         async with self.running(make_router) as fleet:
             fleet.add(1, 2, 3)
             yield fleet
 
     @asynccontextmanager
     async def running(self, make_router: RouterFactory, role: str = AGGREGATED) -> AsyncIterator[Fleet]:
-        """A started router without workers."""
+        """Yield a started router without workers."""
         fleet = Fleet(make_router, self.WAIT, role)
         await fleet.router.start()
         try:
@@ -204,11 +204,11 @@ class RouterHarness:
             await fleet.router.aclose()
 
     async def let_go(self, router: Router) -> None:
-        """Returns once the router holds nothing."""
+        """Return once the router holds nothing."""
         await self.until(lambda: not self.held(router), "the router still holds something for requests")
 
     async def until(self, condition: Callable[[], bool], otherwise: str) -> None:
-        """Returns once a condition holds; `otherwise` says what is wrong if it never does."""
+        """Return once a condition holds; `otherwise` says what is wrong if it never does."""
         try:
             async with asyncio.timeout(self.WAIT):
                 while not condition():  # noqa: ASYNC110 - what is waited for need not be told

@@ -1,4 +1,4 @@
-"""A pool of made-up workers, for tests of what a router chooses."""
+"""A pool of made-up workers, for tests of routers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Workers:
         self._all = tuple(self.instances.values())
 
     def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:
-        """The workers that may be chosen."""
+        """Return the workers that may be chosen."""
         if not excluded:
             return self._all
         return [instance for instance in self._all if instance.instance_id not in excluded]

@@ -1,4 +1,4 @@
-"""What surrounds the router under test: an event plane, a directory, and a pool and a tracker that count who looks."""
+"""The surroundings of a router under test: an event plane, a directory, and a pool and tracker that count reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynamo_telemetry.metrics import Metrics
 
 
 class KitPool(Pool):
-    """A pool that counts how often it is asked which workers are eligible."""
+    """A pool that counts the reads of its eligible workers."""
 
     looks = 0
 
@@ -25,7 +25,7 @@ class KitPool(Pool):
 
 
 class CountingTracker:
-    """What routers may ask of a load tracker, and how many ranks they have asked about."""
+    """A load tracker that counts the ranks that routers read."""
 
     def __init__(self, tracker: LoadTracker) -> None:
         self._tracker = tracker
@@ -59,7 +59,7 @@ class KitEvents(EventPlane):
         self._numbers: dict[str, int] = {}
 
     def send(self, subject: str, payload: bytes) -> None:
-        """Tells all who listen to a subject."""
+        """Tell all who listen to a subject."""
         number = self._numbers[subject] = self._numbers.get(subject, 0) + 1
         for listener in self._listeners.get(subject, ()):
             listener.put_nowait((1, number, payload))

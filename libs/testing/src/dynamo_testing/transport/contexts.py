@@ -1,4 +1,4 @@
-"""Whose context calls run in: what a request logs carries its own ids, whichever request opened the connection."""
+"""Checks of the logging context of calls: each request logs its own ids, whichever opened the connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _whose: ContextVar[str] = ContextVar("whose", default=UNSET)
 
 
 class _Noting(Recorder):
-    """A sink that notes in whose context it is told."""
+    """A sink that notes the context of its calls."""
 
     def __init__(self, wait: float) -> None:
         super().__init__(wait)
@@ -86,7 +86,7 @@ class ContextChecks(TransportHarness):
 
 
 async def _called(stage: Stage, number: int) -> Call:
-    """A call that was made in a context of its own."""
+    """Return a call that was made in a context of its own."""
 
     async def make() -> Call:
         _whose.set(f"request {number}")

@@ -1,4 +1,4 @@
-"""Bits that flip on the way: answers may fail, but what comes of them is what was sent.
+"""Checks with flipped bits: an answer may fail, but never differ.
 
 `flip_bits` calls a worker again and again over a wire on which one frame of some has a bit changed, wherever that is:
 in a handshake, in what a broker is told, in heads, numbers and payloads. Each answer is known from its request.
@@ -34,7 +34,7 @@ PAUSE = 0.01
 
 
 class Prompt(msgspec.Struct):
-    """What the answer depends on."""
+    """The input that an answer depends on."""
 
     seed: int
     tokens: list[int]
@@ -45,7 +45,7 @@ TEXT = Endpoint("text", Prompt, LLMEngineOutput, merge_outputs)
 
 @dataclass
 class Damage:
-    """What came of it."""
+    """The result of a damaged call."""
 
     #: Bits that were flipped.
     flips: int = 0
@@ -58,19 +58,19 @@ class Damage:
 
 
 def prompt(seed: int) -> Prompt:
-    """A prompt of its own for every seed."""
+    """Return a prompt of its own for every seed."""
     dice = Random(seed)  # noqa: S311 - not a secret
     return Prompt(seed, [dice.randrange(100_000) for _ in range(TOKENS)])
 
 
 def answer(asked: Prompt) -> list[int]:
-    """The tokens that answer a prompt: each depends on all of it."""
+    """Return the tokens that answer a prompt: each depends on all of it."""
     dice = Random(f"{asked.seed} {asked.tokens}")  # noqa: S311 - not a secret
     return [dice.randrange(100_000) for _ in range(TOKENS)]
 
 
 async def speak(asked: Prompt, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
-    """The handler."""
+    """Yield the handler."""
 
     async def items() -> AsyncGenerator[LLMEngineOutput, None]:
         for token in answer(asked):
@@ -83,7 +83,7 @@ async def speak(asked: Prompt, ctx: ServedContext) -> AsyncGenerator[LLMEngineOu
 async def flip_bits(
     clients: Sequence[Transport], instance: Instance, plan: FaultPlan, *, flips: int, seed: int
 ) -> Damage:
-    """Has every client call a worker that serves `TEXT` with `speak`, until so many bits were flipped.
+    """Have every client call a worker that serves `TEXT` with `speak`, until so many bits were flipped.
 
     `instance` is its record; `plan` is that of the wire between the clients and what they call.
     """
@@ -122,7 +122,7 @@ class DamageChecks:
 
     @pytest.fixture
     def damaged(self) -> Damaged:
-        """What is under test. Every author writes this one."""
+        """Return what is under test. Every author writes this one."""
         raise NotImplementedError("write a fixture `damaged` that yields Damaged(clients, instance, plan)")
 
     async def test_no_answer_is_another_than_was_sent_though_bits_flip(self, damaged: Damaged) -> None:

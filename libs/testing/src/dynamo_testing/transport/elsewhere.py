@@ -32,8 +32,10 @@ NOWHERE, DOOR, FIRST, MIDDLE = "", "door", "first", "middle"
 
 
 class Work(msgspec.Struct):
-    """Where to wait without end, and for how many seconds to keep the whole event loop, in the middle of the answer or,
-    `at_once`, before its first item."""
+    """Where to wait without end, and how many seconds to block the event loop.
+
+    That is in the middle of the answer or, `at_once`, before its first item.
+    """
 
     wait: str = NOWHERE
     block: float = 0.0
@@ -55,7 +57,7 @@ class Elsewhere:
 
     @classmethod
     async def start(cls, transport: type[Transport], settings: dict[str, Any], *, lease_ttl: float) -> Elsewhere:
-        """Starts it; `lease_ttl` is what its record says, in seconds."""
+        """Start it; `lease_ttl` is what its record says, in seconds."""
         loop = type(asyncio.get_running_loop()).__module__.partition(".")[0]
         name = f"{transport.__module__}:{transport.__qualname__}"
         process = await asyncio.create_subprocess_exec(
@@ -66,11 +68,11 @@ class Elsewhere:
         return cls(process, Instance(instance_id=INSTANCE, address=address, lease_ttl=lease_ttl))
 
     def freeze(self) -> None:
-        """Stops the process, threads and all, as a debugger or a machine without memory does."""
+        """Stop the process, threads and all, as a debugger or a machine without memory does."""
         self._process.send_signal(signal.SIGSTOP)
 
     async def end(self) -> None:
-        """Ends it, however it is."""
+        """End it, however it is."""
         await self.calls.aclose()
         with suppress(ProcessLookupError):
             self._process.kill()
@@ -78,7 +80,7 @@ class Elsewhere:
 
 
 async def work(request: Work, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
-    """The handler."""
+    """Yield the handler."""
     if request.wait == DOOR:
         await ctx.stopped()
 
@@ -111,7 +113,7 @@ async def _serve(name: str, settings: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Serves until it is killed."""
+    """Serve until it is killed."""
     name, settings, loop = sys.argv[1:]
     factory = importlib.import_module("uvloop").new_event_loop if loop == "uvloop" else asyncio.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:

@@ -1,4 +1,4 @@
-"""The ends of things: draining, closing one side or the other, and a connection that breaks."""
+"""Checks of endings: draining, closing one side or the other, and a broken connection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOST = (Disconnected, StreamIncomplete, EngineShutdown)
 
 
 class EndChecks(TransportHarness):
-    """No stream ends well that was cut, and nothing is left behind."""
+    """Checks that no cut stream ends well, and nothing is left behind."""
 
     async def test_a_draining_endpoint_refuses_new_calls(self, stage: Stage) -> None:
         served = await stage.serve()
@@ -231,7 +231,7 @@ class EndChecks(TransportHarness):
 
 
 async def _running(stage: Stage) -> list[Call]:
-    """Three streams in the middle of their course."""
+    """Return three streams in the middle of their course."""
     calls = [await stage.call(sink=Recorder(stage.wait)) for _ in range(3)]
     for call in calls:
         await call.sink.arrived()

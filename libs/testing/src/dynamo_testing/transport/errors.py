@@ -1,4 +1,4 @@
-"""Refusals and errors: typed from end to end, and where they show."""
+"""Checks of refusals and errors: typed from end to end, and raised at the right place."""
 
 from __future__ import annotations
 

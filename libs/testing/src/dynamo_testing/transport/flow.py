@@ -1,4 +1,4 @@
-"""Many streams at once, and a reader that cannot keep up."""
+"""Checks of flow control: many streams at once, and a slow reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAD = bytes(16 * 1024)
 
 
 async def plenty(ask: Ask, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
-    """A long stream of large items for stream 0, a short one of small items for the others."""
+    """Yield a long stream of large items for stream 0, a short one of small items for the others."""
     for number in range(ask.limit):
         if ctx.is_stopped():
             return
@@ -90,7 +90,7 @@ class FlowChecks(TransportHarness):
         await stage.happens(stage.visits[0].over, "the end of a handler that was held back")
 
     async def _paused(self, stage: Stage) -> Call:
-        """A long stream that was asked to pause, once nothing of it arrives and nothing is made any more."""
+        """Return a long stream that was asked to pause, once nothing of it arrives and nothing is made any more."""
         long = await stage.call(Ask(limit=LONG))
         await long.sink.arrived()
         long.source.pause()

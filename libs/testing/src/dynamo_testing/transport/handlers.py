@@ -1,4 +1,4 @@
-"""Handlers and waits that tests of transports share, beside what the checks of the kit need."""
+"""Handlers and waits shared by tests of transports."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class SteppedEngine:
         self._news = asyncio.Event()
 
     async def all_wait(self) -> None:
-        """Returns when every stream has emitted and waits for the next step."""
+        """Return when every stream has emitted and waits for the next step."""
         async with asyncio.timeout(WAIT):
             while self._waiting < len(self.left):
                 self._news.clear()
                 await self._news.wait()
 
     def step(self, *, last: bool = False) -> None:
-        """Emits one token in every stream, in one turn of the loop."""
+        """Emit one token in every stream, in one turn of the loop."""
         self._done = last
         self._waiting = 0
         step, self._step = self._step, asyncio.Event()
@@ -68,7 +68,7 @@ class SteppedEngine:
 
 
 async def echo(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
-    """Handles `ECHO`: the request between two words."""
+    """Handle `ECHO`: the request between two words."""
 
     async def items() -> AsyncGenerator[bytes, None]:
         yield b"first"
@@ -79,7 +79,7 @@ async def echo(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None
 
 
 async def deaf(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
-    """Handles `ECHO` without an item or an end, and does not look whether it is to stop."""
+    """Handle `ECHO` without an item or an end, and do not look whether it is to stop."""
 
     async def items() -> AsyncGenerator[bytes, None]:
         await asyncio.Event().wait()
@@ -89,7 +89,7 @@ async def deaf(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None
 
 
 def counted(pause: float = 0) -> Callable[[int, ServedContext], object]:
-    """A handler for `TOKENS` that counts up to the request, with so many seconds between two tokens."""
+    """Return a handler for `TOKENS` that counts up to the request, with so many seconds between two tokens."""
 
     async def count(limit: int, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
         async def items() -> AsyncGenerator[LLMEngineOutput, None]:
@@ -103,12 +103,12 @@ def counted(pause: float = 0) -> Callable[[int, ServedContext], object]:
 
 
 def at(served: Served, instance_id: int = 7) -> Instance:
-    """The record of a worker that serves something."""
+    """Return the record of a worker that serves something."""
     return Instance(instance_id=instance_id, address=served.address)
 
 
 async def greet(server: Transport, client: Transport) -> bytes:
-    """What the client gets back for a greeting that it sends to the server."""
+    """Return what the client gets back for a greeting that it sends to the server."""
     sink = Recorder(WAIT)
     await client.call(at(await server.serve(7, ECHO, echo)), ECHO, b"hello", EngineContext("greeting"), sink)
     assert await sink.end() is None
@@ -119,7 +119,7 @@ async def greet(server: Transport, client: Transport) -> bytes:
 async def open_streams(
     server: Transport, client: Transport, count: int, first: int = 0
 ) -> tuple[SteppedEngine, list[Recorder]]:
-    """An engine and the sinks of its calls, each of which has got its first token."""
+    """Return an engine and the sinks of its calls, each of which has got its first token."""
     engine, sinks = SteppedEngine(), [Recorder() for _ in range(count)]
     instance = at(await server.serve(7, TOKENS, engine))
     for sink in sinks:
@@ -129,7 +129,7 @@ async def open_streams(
 
 
 async def close_calls_that_do_not_end(server: Transport, client: Transport) -> None:
-    """Closes three calls of a deaf handler."""
+    """Close three calls of a deaf handler."""
     instance = at(await server.serve(7, ECHO, deaf))
     sources = [await client.call(instance, ECHO, b"", EngineContext(str(n)), Recorder(WAIT)) for n in range(3)]
     async with asyncio.timeout(WAIT):
@@ -138,13 +138,13 @@ async def close_calls_that_do_not_end(server: Transport, client: Transport) -> N
 
 
 async def happens(event: asyncio.Event) -> None:
-    """Returns once the event is set."""
+    """Return once the event is set."""
     async with asyncio.timeout(WAIT):
         await event.wait()
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Returns once a condition holds that no event announces."""
+    """Return once a condition holds that no event announces."""
     async with asyncio.timeout(WAIT):
         while not condition():  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Workers that hang: what is dead is given up within the life of its lease, and what is only busy is not."""
+"""Checks with hanging workers: a dead one is given up within its lease, a busy one is not."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ ENDLESS = 600.0
 
 
 class HangChecks(TransportHarness):
-    """Callers tell a worker that is dead from one that is busy."""
+    """Checks that callers tell a dead worker from a busy one."""
 
     @pytest.fixture
     async def elsewhere(self, planes: Planes) -> AsyncIterator[Elsewhere]:
-        """A worker in a process of its own."""
+        """Yield a worker in a process of its own."""
         if not self.CAN_SERVE_ELSEWHERE:
             pytest.skip("CAN_SERVE_ELSEWHERE is False")
         process = await Elsewhere.start(*self.serves_elsewhere(planes), lease_ttl=LIFE)
@@ -116,18 +116,18 @@ class _Calling:
         return self.sink.error()
 
     async def is_accepted(self) -> None:
-        """Returns once the call is accepted."""
+        """Return once the call is accepted."""
         async with Deadline(self._wait, "the acceptance of a call"):
             await self._accepted.wait()
 
     async def end(self) -> DynamoError | None:
-        """How it ended; None if it went well."""
+        """Return how it ended; None if it went well."""
         async with Deadline(self._wait, "the end of a call"):
             return await self._task
 
 
 def _is_dead(error: DynamoError | None) -> bool:
-    """Whether a call ended because nothing came from the worker."""
+    """Return whether a call ended because nothing came from the worker."""
     return isinstance(error, ConnectionTimeout) or (
         isinstance(error, Disconnected) and chain_has(error, ResponseTimeout)
     )

@@ -1,4 +1,4 @@
-"""What the checks of a transport work with: the pair under test, a handler to look into, and a sink that remembers."""
+"""The harness of the transport checks: the pair under test, a handler to look into, and a recording sink."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INSTANCE = 0x5EED
 
 
 class Ask(msgspec.Struct):
-    """How far to count (0: until stopped), and for which stream."""
+    """The count to reach (0: until stopped), and the stream."""
 
     limit: int = 0
     stream: int = 0
@@ -48,7 +48,7 @@ Door: TypeAlias = Callable[[Any, ServedContext], Awaitable[None]]
 
 
 def record(instance_id: int, served: Served) -> Instance:
-    """The record that a worker would publish for what it serves."""
+    """Return the record that a worker would publish for what it serves."""
     return Instance(instance_id=instance_id, address=served.address)
 
 
@@ -65,7 +65,7 @@ class Planes:
 
 
 async def count(ask: Ask, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
-    """Counts up to the limit, or until it is stopped."""
+    """Count up to the limit, or until it is stopped."""
     number = 0
     while not ctx.is_stopped() and (not ask.limit or number < ask.limit):
         yield Tick(number, ask.stream)
@@ -88,17 +88,17 @@ class Visit:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def stopped(self) -> None:
-        """The context was stopped."""
+        """Record that the context was stopped."""
         self.stops += 1
 
     def ended(self) -> None:
-        """The call has ended."""
+        """Record that the call has ended."""
         self.deferred += 1
         self.over.set()
 
 
 class Recorder:
-    """A sink that writes down all it is told, in order."""
+    """A sink that records its calls in order."""
 
     def __init__(self, wait: float = 10.0) -> None:
         self._news = News(wait)
@@ -106,15 +106,15 @@ class Recorder:
         self.log: list[tuple[str, Any]] = []
 
     def data(self, item: Any) -> None:
-        """Notes an item of data."""
+        """Note an item of data."""
         self._note("data", item)
 
     def event(self, item: Annotated[Any]) -> None:
-        """Notes an event."""
+        """Note an event."""
         self._note("event", item)
 
     def closed(self, error: DynamoError | None) -> None:
-        """Notes the end."""
+        """Note the end."""
         self._note("closed", error)
 
     def _note(self, kind: str, what: Any) -> None:
@@ -147,7 +147,7 @@ class Recorder:
         return self.flags > 0
 
     def outcome(self) -> DynamoError | None:
-        """How the stream ended for its reader; None only for a complete stream without an error."""
+        """Return how the stream ended for its reader; None only for a complete stream without an error."""
         for kind, what in self.log:
             if kind == "closed":
                 return what or StreamIncomplete("the stream ended before it was complete")
@@ -159,7 +159,7 @@ class Recorder:
         raise AssertionError("the stream has not ended")
 
     def error(self) -> DynamoError | None:
-        """The first error that a reader is told of; None also for a stream that lacks its flag."""
+        """Return the first error that a reader is told of; None also for a stream that lacks its flag."""
         for kind, what in self.log:
             if kind == "event" and what.is_error():
                 error: DynamoError = what.to_error()
@@ -172,19 +172,19 @@ class Recorder:
         return None
 
     async def until(self, condition: Callable[[], object], what: str = "a condition expected") -> None:
-        """Returns once the condition holds; it is checked whenever something arrives."""
+        """Return once the condition holds; it is checked whenever something arrives."""
         await self._news.until(condition, what, lambda: f"so far: {_brief(self.log)}")
 
     async def arrived(self, number: int = 1) -> None:
-        """Returns once `number` items of data are there."""
+        """Return once `number` items of data are there."""
         await self.until(lambda: len(self.log) >= number and len(self.items) >= number, f"{number} items expected")
 
     async def begun(self) -> None:
-        """Returns once there is an item or the end."""
+        """Return once there is an item or the end."""
         await self.until(lambda: self.items or self.ends, "an item or the end of the stream expected")
 
     async def end(self) -> DynamoError | None:
-        """Returns what `closed` was told, once it has been called."""
+        """Return what `closed` was told, once it has been called."""
         await self.until(lambda: any(kind == "closed" for kind, _ in self.log[-2:]), "the end of the stream expected")
         return self.ends[0]
 
@@ -220,7 +220,7 @@ class Stage:
         endpoint: Endpoint = COUNT,
         instance_id: int = INSTANCE,
     ) -> Served:
-        """Serves a handler that notes its visits."""
+        """Serve a handler that notes its visits."""
 
         async def handler(request: Any, ctx: ServedContext) -> AsyncGenerator[Any, None]:
             visit = Visit(request, ctx)
@@ -244,11 +244,11 @@ class Stage:
         return served
 
     def instance(self, instance_id: int = INSTANCE) -> Instance:
-        """The record of a worker that serves something."""
+        """Return the record of a worker that serves something."""
         return self._instances[instance_id]
 
     def context(self, **about: Any) -> EngineContext:
-        """A context with ids of its own."""
+        """Return a context with ids of its own."""
         self._calls += 1
         return EngineContext(f"request-{self._calls}", **about)
 
@@ -261,7 +261,7 @@ class Stage:
         ctx: EngineContext | None = None,
         sink: Recorder | None = None,
     ) -> Call:
-        """Calls and returns once accepted; without a request it counts until it is stopped."""
+        """Call and return once accepted; without a request it counts until it is stopped."""
         ctx = ctx or self.context()
         sink = sink or Recorder(self.wait)
         target = instance or self.instance()
@@ -270,26 +270,26 @@ class Stage:
         return Call(source, sink, ctx)
 
     async def running(self, body: Body = count) -> Call:
-        """Serves the handler and calls it; returns with its first item."""
+        """Serve the handler and call it; return with its first item."""
         await self.serve(body)
         call = await self.call()
         await call.sink.arrived()
         return call
 
     async def collect(self, request: Any, *, endpoint: Endpoint = COUNT, instance: Instance | None = None) -> Recorder:
-        """A call from its beginning to its end."""
+        """Return a call from its beginning to its end."""
         call = await self.call(request, endpoint=endpoint, instance=instance)
         await call.sink.end()
         await self.close(call.source)
         return call.sink
 
     async def close(self, source: Source) -> None:
-        """Closes a source."""
+        """Close a source."""
         async with self.deadline("Source.aclose"):
             await source.aclose()
 
     async def visit(self, number: int = 0) -> Visit:
-        """The visit with this number, as soon as there is one."""
+        """Return the visit with this number, as soon as there is one."""
         async with self.deadline("a visit of the handler"):
             while len(self.visits) <= number:
                 self._news.clear()
@@ -297,17 +297,17 @@ class Stage:
         return self.visits[number]
 
     async def happens(self, event: asyncio.Event, what: str) -> None:
-        """Returns once the event is set."""
+        """Return once the event is set."""
         async with self.deadline(what):
             await event.wait()
 
     def deadline(self, what: str) -> Deadline:
-        """Fails the check, saying what did not happen in time."""
+        """Fail the check, saying what did not happen in time."""
         return Deadline(self.wait, what)
 
 
 class Deadline:
-    """A limit on a wait whose failure says what was waited for."""
+    """A limit on a wait, whose failure names the awaited condition."""
 
     def __init__(self, wait: float, what: str) -> None:
         self._what = f"{what} did not happen within {wait} s"
@@ -327,7 +327,7 @@ class Deadline:
 
 @pytest.mark.asyncio
 class TransportHarness:
-    """What an author answers about a transport: the fixture `planes`, and what the harness can do beyond calling."""
+    """The author's part of a transport kit: the fixture `planes`, and optional abilities."""
 
     #: Seconds that anything may take before a check fails.
     WAIT: ClassVar[float] = 5.0
@@ -345,28 +345,28 @@ class TransportHarness:
 
     @pytest.fixture
     def planes(self) -> Planes:
-        """The pair under test, started; the fixture closes it. Every author writes this one."""
+        """Return the pair under test, started; the fixture closes it. Every author writes this one."""
         raise NotImplementedError("write a fixture `planes` that yields Planes(server=…, client=…)")
 
     async def break_connection(self, planes: Planes) -> None:
-        """Cuts the connection between the two, as if a cable were pulled; the next call may connect again."""
+        """Cut the connection between the two, as if a cable were pulled; the next call may connect again."""
         raise NotImplementedError
 
     async def lose_an_item(self, planes: Planes) -> None:
-        """Makes one item that the server sends from now on vanish on its way, with those after it arriving."""
+        """Make one item that the server sends from now on vanish on its way, with those after it arriving."""
         raise NotImplementedError
 
     async def go_deaf(self, planes: Planes) -> None:
-        """From now on nothing comes back to the client over its connections with the server, and neither is told."""
+        """Drop what comes back to the client over its connections with the server, and tell neither."""
         raise NotImplementedError
 
     def serves_elsewhere(self, planes: Planes) -> tuple[type[Transport], dict[str, Any]]:
-        """The transport, and its settings as JSON has them, with which a process of its own serves the client."""
+        """Return the transport, and its settings as JSON, with which another process serves the client."""
         raise NotImplementedError
 
     @pytest.fixture
     def stage(self, planes: Planes) -> Stage:
-        """The pair with handlers to look into."""
+        """Return the pair with handlers to look into."""
         return Stage(planes, self.WAIT)
 
 

@@ -1,4 +1,4 @@
-"""What travels arrives as it was sent: requests, outputs, types of an endpoint's own, small and large."""
+"""Checks that payloads arrive unchanged: requests, outputs, custom types, small and large."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ parcels: st.SearchStrategy[Parcel] = st.builds(
 
 
 class PayloadChecks(TransportHarness):
-    """Nothing is lost or changed on the way."""
+    """Checks that nothing is lost or changed on the way."""
 
     @examples
     @given(request=strategies.requests)
@@ -197,7 +197,7 @@ class PayloadChecks(TransportHarness):
         return self.ITEM_LIMIT
 
     async def _serve_once(self, stage: Stage, endpoint: Endpoint, items: list[Any]) -> None:
-        """Serves `items` at an endpoint, in place of what an earlier example served there."""
+        """Serve `items` at an endpoint, in place of what an earlier example served there."""
         earlier = next((served for (_, name), served in stage.served.items() if name == endpoint.name), None)
         if earlier is not None:
             await earlier.aclose()

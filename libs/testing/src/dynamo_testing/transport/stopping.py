@@ -1,4 +1,4 @@
-"""The caller gives up: by its context, by the source, by closing, or before it was accepted."""
+"""Checks of callers that give up: by context, by source, by closing, or before acceptance."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ LAST = Tick(-1)
 
 
 async def obedient(ask: Ask, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
-    """Counts until it is stopped, then says so and ends."""
+    """Count until it is stopped, then say so and end."""
     async for tick in count(ask, ctx):
         yield tick
     yield LAST
 
 
 async def deaf(ask: Ask, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
-    """Yields one item and never looks at its context."""
+    """Yield one item and never look at its context."""
     yield Tick(0)
     await asyncio.Event().wait()
 
 
 async def closed(request: Any, ctx: ServedContext) -> None:
-    """Lets no call in before it is stopped."""
+    """Let no call in before it is stopped."""
     await ctx.stopped()
 
 
@@ -175,7 +175,7 @@ class StopChecks(TransportHarness):
 
 
 async def _cancelled_at_the_door(stage: Stage, sink: Recorder) -> Visit:
-    """A call that is cancelled before its acceptance, once its handler has ended."""
+    """Return a call that is cancelled before its acceptance, once its handler has ended."""
     await stage.serve(obedient, door=closed)
     async with asyncio.TaskGroup() as group:
         calling = group.create_task(stage.call(sink=sink))
@@ -186,7 +186,7 @@ async def _cancelled_at_the_door(stage: Stage, sink: Recorder) -> Visit:
 
 
 async def _give_up(stage: Stage, sink: Recorder, ctx: Any) -> None:
-    """A call whose context is stopped: refused, or accepted and soon over."""
+    """Check that a call whose context is stopped is refused, or accepted and soon over."""
     with suppress(DynamoError):
         await stage.call(sink=sink, ctx=ctx)
         await sink.end()

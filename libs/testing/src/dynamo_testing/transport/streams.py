@@ -1,4 +1,4 @@
-"""Items in order, the flag at the end, and who is called with what."""
+"""Checks of the order of items, the completing flag, and the callbacks."""
 
 from __future__ import annotations
 

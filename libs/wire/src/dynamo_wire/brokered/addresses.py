@@ -1,4 +1,4 @@
-"""Addresses: where a worker, a caller and the subscribers of a subject listen.
+"""Broker addresses of workers, callers and the subscribers of a subject.
 
 ==============================  ======================================================================
 ``P.rq.<instance>.<run>``       a worker, as in its record: instance id and run, in hex
@@ -39,33 +39,33 @@ class Addresses:
         )
 
     def worker(self, instance_id: int, run: bytes) -> str:
-        """Where a worker listens."""
+        """Return where a worker listens."""
         return f"{self._workers}{instance_id:x}{self._separator}{run.hex()}"
 
     def is_worker(self, text: str) -> bool:
-        """Whether the text, from elsewhere, is the address of a worker: nothing else must be sent to."""
+        """Return whether the text, from elsewhere, is the address of a worker: nothing else must be sent to."""
         return len(text) <= MAX_ADDRESS and self._worker.fullmatch(text) is not None
 
     def probes(self, worker: str) -> str:
-        """Where the process of the worker at an address answers probes."""
+        """Return where the process of the worker at an address answers probes."""
         return self._probes + worker.removeprefix(self._workers)
 
     def caller(self, link: str) -> str:
-        """Where the caller of a link listens."""
+        """Return where the caller of a link listens."""
         return self._callers + link.partition(".")[0]
 
     def events(self, subject: str) -> str:
-        """Where the events of a subject are listened to."""
+        """Return where the events of a subject are listened to."""
         return self._events + word(subject)
 
 
 def is_link(text: str) -> bool:
-    """Whether the text, from elsewhere, is the name of a link."""
+    """Return whether the text, from elsewhere, is the name of a link."""
     return _LINK.fullmatch(text) is not None
 
 
 def word(text: str) -> str:
-    """Any text as one word of an address. Different texts give different words."""
+    """Return any text as one word of an address. Different texts give different words."""
     escaped = "".join(
         chr(byte) if _PLAIN.fullmatch(bytes((byte,))) else f"={byte:02x}"
         for byte in text.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""The connection of this process with a broker: made, watched, made again, and shared by all links and events.
+"""The process's connection with a broker: opened, watched, reopened, and shared by all links and events.
 
 Whenever it breaks, it is thrown away with everything that was not sent, and a new one is made. So nothing of an earlier
 connection is ever sent over a later one.
@@ -53,15 +53,18 @@ class Listener(Protocol):
     """Receives the messages of an address."""
 
     def receive(self, link: str, data: bytes, reply: str) -> None:
-        """A message, and the link it came over if any; `reply` is the address of a sender who asked for life."""
+        """Receive a message, and the link it came over if any.
+
+        `reply` is the address of a sender who asked for life.
+        """
 
     def absent(self, link: str) -> None:
-        """The address of a message over this link that asked for a report has no listener."""
+        """Record that the address of a message over this link, which asked for a report, has no listener."""
 
 
 @dataclass(slots=True, eq=False)
 class Listening:
-    """What arrives at an address goes to `listener`, over whichever connection. Made by `Broker.listen`."""
+    """A registration of `listener` for an address, over whichever connection. Made by `Broker.listen`."""
 
     address: str
     listener: Listener
@@ -72,7 +75,7 @@ class Listening:
     session: Session | None = None
 
     def receive(self, link: str, data: bytes, reply: str) -> None:
-        """Hands on a message."""
+        """Hand on a message."""
         try:
             self.listener.receive(link, data, reply)
         except Exception:  # one message must not end the connection that carries all others
@@ -102,34 +105,34 @@ class Session(ABC):
 
     @abstractmethod
     async def connect(self) -> None:
-        """Connects and logs in. Raises what `explain` understands."""
+        """Connect and log in. Raise what `explain` understands."""
 
     @abstractmethod
     def explain(self, error: Exception) -> DynamoError:
-        """Why it was not made, in one line; a `ConfigError` where trying again will not help."""
+        """Return why it was not made, in one line; a `ConfigError` where trying again will not help."""
 
     @abstractmethod
     async def attach(self, listening: Listening) -> None:
-        """Begins to listen at an address."""
+        """Begin to listen at an address."""
 
     @abstractmethod
     async def detach(self, listening: Listening) -> None:
-        """Listens there no more."""
+        """Listen there no more."""
 
     @abstractmethod
     async def settle(self) -> None:
-        """Returns when the server knows everything that was attached, and has all that was written."""
+        """Return when the server knows everything that was attached, and has all that was written."""
 
     @abstractmethod
     async def write(self, messages: list[OutboundMessage]) -> None:
-        """Sends; waits while too much waits for the network. Raises what `broken` names. Ends early if `closing`."""
+        """Send; wait while too much waits for the network. Raise what `broken` names. End early if `closing`."""
 
     #: What `write`, `attach`, `detach` and `settle` raise when the connection breaks.
     broken: ClassVar[tuple[type[Exception], ...]] = (OSError,)
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Ends it for good, whatever state it is in, within a few seconds."""
+        """End it for good, whatever state it is in, within a few seconds."""
 
 
 class Broker(ABC):
@@ -180,7 +183,7 @@ class Broker(ABC):
 
     @abstractmethod
     def attempts(self) -> Iterable[Session]:
-        """Connections to be tried one after the other, not connected yet. The first that works is taken."""
+        """Return connections to be tried one after the other, not connected yet. The first that works is taken."""
 
     @property
     @abstractmethod
@@ -193,16 +196,19 @@ class Broker(ABC):
         return self.max_message
 
     def another(self, metrics: MetricsScope) -> Broker | None:
-        """A broker with the same settings, for a connection of its own in another thread; None if there can be none."""
+        """Return a broker with the same settings, for a connection of its own in another thread.
+
+        None if there can be none.
+        """
         return None
 
     def begun(self, session: Session) -> None:
-        """This connection stands."""
+        """Record that this connection stands."""
 
     # Its life.
 
     async def start(self, tell: Callable[[str], object] = str) -> None:
-        """Connects, and keeps connected from then on. `tell` is given what it waits for, and "" in the end.
+        """Connect, and keep connected from then on. `tell` is given what it waits for, and "" in the end.
 
         Raises:
             ConfigError: the server refuses the login or does not offer what the settings ask for.
@@ -221,7 +227,7 @@ class Broker(ABC):
         self._tasks.spawn(self._keep(session), name=f"{self.SERVER}-connection")
 
     async def aclose(self) -> None:
-        """Sends what waits and closes. Safe twice, and without `start`."""
+        """Send what waits and close. Safe twice, and without `start`."""
         if self._closed:
             return
         self._closed = True
@@ -241,7 +247,7 @@ class Broker(ABC):
             await session.aclose()
 
     async def ready(self) -> None:
-        """Returns once the connection stands.
+        """Return once the connection stands.
 
         Raises:
             CannotConnect: the transport was not started, or is closed.
@@ -278,7 +284,7 @@ class Broker(ABC):
         return self.default_max_message if session is None else session.max_message
 
     def publish(self, address: str, data: bytes, *, link: str = "", reply: str = "") -> None:
-        """Sends a message with the next write. Without a connection it is dropped: the numbering will tell.
+        """Send a message with the next write. Without a connection it is dropped: the numbering will tell.
 
         With `reply`, an address of this process, its listener is told if `address` has none.
         """
@@ -294,7 +300,7 @@ class Broker(ABC):
             self.writable.clear()
 
     async def written(self) -> None:
-        """Returns when what was published so far is in the socket, or after some turns of the loop."""
+        """Return when what was published so far is in the socket, or after some turns of the loop."""
         published = self._published
         for _ in range(WRITE_TURNS):
             if self._written >= published:
@@ -304,7 +310,7 @@ class Broker(ABC):
             await asyncio.sleep(0)
 
     async def listen(self, address: str, listener: Listener, *, linked: bool) -> Listening:
-        """Gives everything that arrives at an address to `listener`, until `ignore`.
+        """Give everything that arrives at an address to `listener`, until `ignore`.
 
         When this returns the server knows; without a connection it will be told as soon as there is one.
         """
@@ -320,7 +326,7 @@ class Broker(ABC):
         return listening
 
     def ignore(self, listening: Listening) -> None:
-        """Listens there no more. Safe twice."""
+        """Listen there no more. Safe twice."""
         self._listenings.discard(listening)
         session, listening.session = listening.session, None
         if session is not None and session is self._session:
@@ -329,7 +335,7 @@ class Broker(ABC):
     # Connecting.
 
     async def _connect(self) -> Session:
-        """A new connection that listens to everything, with the first server that lets us.
+        """Return a new connection that listens to everything, with the first server that lets us.
 
         Raises:
             ConfigError: one refuses what the settings say.
@@ -386,7 +392,7 @@ class Broker(ABC):
             self._begin(session)
 
     async def _hold(self, session: Session) -> None:
-        """Writes until the connection is gone."""
+        """Write until the connection is gone."""
         writer = self._tasks.spawn(self._write(session), name=f"{self.SERVER}-writer")
         try:
             while session.alive:
@@ -451,7 +457,7 @@ class Broker(ABC):
             callback()
 
     def _lose(self, error: DynamoError) -> None:
-        """The connection is gone, and so is everything that waited for it."""
+        """Lose the connection, and everything that waited for it."""
         if self._session is None:
             return
         self._session = None

@@ -83,7 +83,7 @@ class CallerLink(Link):
         self.finish(CannotConnect(f"{self.peer} has forgotten this process"))
 
     def send_call(self, message: bytes) -> None:
-        """Sends an encoded call with the next fragment."""
+        """Send an encoded call with the next fragment."""
         self.ask(message)
 
     def _on_welcome(self, welcome: Welcome) -> None:
@@ -118,13 +118,13 @@ class Peers:
         self._closed = False
 
     async def start(self) -> None:
-        """Listens for answers."""
+        """Listen for answers."""
         self._listening = await self.broker.listen(self.addresses.caller(self._run), self, linked=True)
 
     async def call(
         self, address: str, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
     ) -> Source:
-        """Calls a worker at an address of its record; see `dynamo_core.contracts.transport.Transport.call`.
+        """Call a worker at an address of its record; see `dynamo_core.contracts.transport.Transport.call`.
 
         Raises:
             Unavailable: the broker is gone, and did not come back in time.
@@ -160,13 +160,13 @@ class Peers:
         return link
 
     def forget(self, link: CallerLink) -> None:
-        """A link is over."""
+        """Forget a link that is over."""
         if self._links.get(link.peer) is link:
             del self._links[link.peer]
         self._by_name.pop(link.name, None)
 
     def receive(self, link: str, data: bytes, reply: str) -> None:
-        """Something of a worker; see `Listener`."""
+        """Receive a message of a worker; see `Listener`."""
         known = self._by_name.get(link)
         if known is not None:
             known.receive(data, reply)
@@ -174,13 +174,13 @@ class Peers:
             self._unknown(link, data, reply)
 
     def absent(self, link: str) -> None:
-        """A worker is gone; see `Listener`."""
+        """Handle the absence of a worker; see `Listener`."""
         known = self._by_name.get(link)
         if known is not None:
             known.absent()
 
     def _unknown(self, link: str, data: bytes, reply: str) -> None:
-        """A worker asks about a link that is over here: it is told so."""
+        """Tell a worker that the link it asks about is over here."""
         try:
             asked = read_fragment(data).number != UNKNOWN_LINK
         except LinkError:
@@ -189,12 +189,12 @@ class Peers:
             self.broker.publish(reply, UNKNOWN_FRAGMENT, link=link)
 
     def lost(self, error: DynamoError) -> None:
-        """The connection with the broker has broken, and with it all links."""
+        """Lose all links: the connection with the broker has broken."""
         for link in list(self._links.values()):
             link.finish(error)
 
     def close(self) -> None:
-        """Ends all calls, and tells the workers."""
+        """End all calls, and tell the workers."""
         self._closed = True
         for link in list(self._links.values()):
             link.close(Disconnected("the calling process is stopping"))

@@ -1,4 +1,4 @@
-"""The event plane: an address per subject, numbers that show what is missing."""
+"""The event plane over a broker: an address per subject, and sequence numbers that show gaps."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class BrokeredEvents(EventPlane):
             self._subscribers.discard(subscriber)
 
     def writable(self) -> None:
-        """The broker has room in its buffer again."""
+        """Record that the broker has room in its buffer again."""
         for publisher in self._publishers.values():
             publisher.schedule()
 
     def close(self) -> None:
-        """Sends what waits, and ends all subscriptions."""
+        """Send what waits, and end all subscriptions."""
         for publisher in self._publishers.values():
             publisher.flush()
         for subscriber in self._subscribers:
@@ -91,7 +91,7 @@ class BrokeredEvents(EventPlane):
 
 
 class BrokeredPublisher(Publisher):
-    """Sends what was given to it in one turn of the loop as one message. What cannot wait is dropped and counted."""
+    """A publisher that sends one message per turn of the loop. Events that cannot wait are dropped and counted."""
 
     def __init__(
         self,
@@ -133,13 +133,13 @@ class BrokeredPublisher(Publisher):
         return True
 
     def schedule(self) -> None:
-        """Sends what waits in the next turn of the loop."""
+        """Send what waits in the next turn of the loop."""
         if self._waiting and not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Sends what waits, as far as the connection takes it."""
+        """Send what waits, as far as the connection takes it."""
         self._scheduled = False
         while self._waiting and not self._broker.blocked:
             batch: list[tuple[int, bytes]] = []
@@ -174,7 +174,7 @@ class _Subscriber:
         self._ended = False
 
     def receive(self, link: str, data: bytes, reply: str) -> None:
-        """Takes a message of some source; see `Listener`."""
+        """Take a message of some source; see `Listener`."""
         try:
             source, events = read(_events, data)
         except Unreadable as error:
@@ -189,10 +189,10 @@ class _Subscriber:
         self._wake()
 
     def absent(self, link: str) -> None:
-        """Subscribers send nothing; see `Listener`."""
+        """Ignore it, since subscribers send nothing; see `Listener`."""
 
     async def get(self) -> Event | None:
-        """The next event; None when there will be none."""
+        """Return the next event; None when there will be none."""
         while not self._events:
             if self._ended:
                 return None
@@ -201,7 +201,7 @@ class _Subscriber:
         return self._events.popleft()
 
     def end(self) -> None:
-        """No more events will come; those that wait are still given out."""
+        """End the events; those that wait are still given out."""
         self._ended = True
         self._wake()
 

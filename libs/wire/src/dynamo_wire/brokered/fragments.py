@@ -1,4 +1,4 @@
-"""What travels over a link: numbered fragments, and in them messages. All are msgpack arrays.
+"""The wire format of a link: numbered fragments of messages. All are msgpack arrays.
 
 The first messages are `Hello` of the caller and `Welcome` of the worker; no message waits for them.
 """
@@ -50,11 +50,11 @@ Size: TypeAlias = Constrained[int, msgspec.Meta(ge=1024, lt=2**32)]
 
 
 class LinkError(Disconnected):
-    """The other end sent what cannot be understood; the link is of no more use."""
+    """The other end sent a malformed message; the link is unusable."""
 
 
 class Fragment(msgspec.Struct, array_like=True):
-    """What one message of the broker carries. `body` is an array of messages, or with `more` a part of it.
+    """The content of one broker message. `body` is an array of messages, or with `more` a part of it.
 
     `number` counts the fragments of one direction of the link from 0; fragments with a negative number may be lost.
     `check` is a checksum of the fragment and of its place; see `Checksums`. An end whose settings say so sends none.
@@ -67,7 +67,7 @@ class Fragment(msgspec.Struct, array_like=True):
 
 
 class Damaged(LinkError):
-    """What came is not what was sent."""
+    """A message differs from the one that was sent."""
 
 
 class Checksums:
@@ -79,7 +79,7 @@ class Checksums:
         self._seed = checksum(f"{link} {address}".encode())
 
     def of(self, number: int, more: bool, body: bytes | memoryview) -> int:
-        """The checksum of a fragment."""
+        """Return the checksum of a fragment."""
         return checksum(body, (self._seed + 2 * number + more) & _ALL_BITS)
 
 
@@ -118,7 +118,7 @@ PROBE_FRAGMENT: Final = encode((PROBED, False, b""))
 
 
 def read_fragment(data: bytes) -> Fragment:
-    """The fragment in a message of the broker.
+    """Return the fragment in a message of the broker.
 
     Raises:
         LinkError: there is none.
@@ -130,12 +130,12 @@ def read_fragment(data: bytes) -> Fragment:
 
 
 def arrived_fragment(count: int) -> bytes:
-    """Says that so many bytes have arrived."""
+    """Say that so many bytes have arrived."""
     return encode((ARRIVED, False, encode(count)))
 
 
 def read_count(body: memoryview) -> int:
-    """How many bytes have arrived, as the body of such a fragment says.
+    """Return how many bytes have arrived, as the body of such a fragment says.
 
     Raises:
         LinkError: it does not.
@@ -144,12 +144,12 @@ def read_count(body: memoryview) -> int:
 
 
 def answer_fragment(busy: float) -> bytes:
-    """Answers a probe: the event loop has not run for so many seconds, 0 if it runs."""
+    """Answer a probe: the event loop has not run for so many seconds, 0 if it runs."""
     return encode((PROBED, False, encode(busy)))
 
 
 def read_answer(body: memoryview) -> float:
-    """The seconds for which an event loop has not run, as the body of such a fragment says.
+    """Return the seconds for which an event loop has not run, as the body of such a fragment says.
 
     Raises:
         LinkError: it does not.
@@ -165,12 +165,12 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_T], body: memoryview, what: str) 
 
 
 def bundle(messages: list[bytes]) -> bytes:
-    """Encoded messages as the body of a fragment."""
+    """Return encoded messages as the body of a fragment."""
     return encode([msgspec.Raw(message) for message in messages])
 
 
 def read_bundle(decoder: msgspec.msgpack.Decoder[list[Any]], body: memoryview | bytes) -> list[Any]:
-    """The messages in a body.
+    """Return the messages in a body.
 
     Raises:
         LinkError: they are not those that this end expects.

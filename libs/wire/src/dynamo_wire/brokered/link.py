@@ -48,7 +48,7 @@ Handlers = dict[type, Callable[[Any], None]]
 
 
 class Link:
-    """What both ends of a link have in common.
+    """The base of both ends of a link.
 
     Everything sent in one turn of the loop leaves in one message of the broker, if it fits. Subclasses set `handlers`
     to what may arrive, add the messages that wait in `collect`, and learn of the end in `over`, once.
@@ -109,23 +109,23 @@ class Link:
     # What subclasses fill in.
 
     def update_liveness(self) -> bool:
-        """Whether calls are open, so that it matters if the other end lives. Sets how long it may be silent."""
+        """Return whether calls are open, so that it matters if the other end lives. Set how long it may be silent."""
         raise NotImplementedError
 
     def collect(self, out: list[bytes]) -> None:
-        """Appends the messages that wait, after those given to `send`."""
+        """Append the messages that wait, after those given to `send`."""
 
     def probe(self) -> None:
-        """Pings stay without an answer: asks the other end's process in another way, if there is one."""
+        """Ping stay without an answer: asks the other end's process in another way, if there is one."""
 
     def report_busy(self, seconds: float) -> None:
-        """The process of the other end reports that its event loop has been blocked for so long."""
+        """Record a report of the other end's process that its event loop has been blocked for so long."""
 
     def unused(self, seconds: float) -> None:
-        """The link has not been used for so long."""
+        """Record that the link has not been used for so long."""
 
     def over(self, error: DynamoError) -> None:
-        """Nothing more will arrive, for this reason. Called once."""
+        """Record that nothing more will arrive, for this reason. Called once."""
 
     # Sending.
 
@@ -145,27 +145,27 @@ class Link:
         return self.broker.writable if self.broker.blocked else self._released
 
     def send(self, message: Any) -> None:
-        """Sends a message with the next fragment."""
+        """Send a message with the next fragment."""
         self.send_encoded(encode(message))
 
     def send_encoded(self, message: bytes) -> None:
-        """Sends an encoded message with the next fragment."""
+        """Send an encoded message with the next fragment."""
         if not self.closed:
             self._out.append(message)
             self.schedule()
 
     def ask(self, message: bytes) -> None:
-        """Sends an encoded message, and asks the broker to report a missing receiver."""
+        """Send an encoded message, and ask the broker to report a missing receiver."""
         self._ask = True
         self.send_encoded(message)
 
     async def sent(self) -> None:
-        """Returns when what was sent before has left this process, unless much waits before it."""
+        """Return when what was sent before has left this process, unless much waits before it."""
         await asyncio.sleep(0)
         await self.broker.written()
 
     def schedule(self) -> None:
-        """Sends in the next turn of the loop."""
+        """Send in the next turn of the loop."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush, context=self._context)
@@ -186,7 +186,7 @@ class Link:
         self._publish(bundle(out[start:]))
 
     def _publish(self, body: bytes) -> None:
-        """A body as one fragment, or as many as the broker's limit makes of it."""
+        """Publish a body as one fragment, or as many as the broker's limit needs."""
         reply, self._ask = (self._here if self._ask else ""), False
         step = self.broker.max_fragment - FRAGMENT_OVERHEAD
         view = memoryview(body)
@@ -202,7 +202,7 @@ class Link:
         self._release()
 
     def _release(self) -> None:
-        """Sends what may be under way."""
+        """Send what may be under way."""
         held = self._held
         while held and (self._gone - self._landed < CREDIT or self.closing):
             fragment, size, reply = held.popleft()
@@ -221,11 +221,11 @@ class Link:
     # Receiving.
 
     def absent(self) -> None:
-        """The other end does not listen any more."""
+        """Record that the other end does not listen any more."""
         self.finish(CannotConnect(f"no process listens at {self.peer}: the one that did is gone"))
 
     def receive(self, data: bytes, reply: str) -> None:
-        """Takes what arrived over this link; `reply` is set if life is asked for."""
+        """Take what arrived over this link; `reply` is set if life is asked for."""
         if self.closed:
             return
         try:
@@ -299,7 +299,7 @@ class Link:
         self._release()
 
     def unknown(self) -> None:
-        """The other end does not know this link, or no longer."""
+        """Record that the other end does not know this link, or no longer."""
         self.finish(Disconnected(f"{self.peer} has forgotten this process"))
 
     def _on_ping(self, _: Ping) -> None:
@@ -318,7 +318,7 @@ class Link:
     # Ending.
 
     def close(self, error: DynamoError) -> None:
-        """Sends what waits and the reason. Whatever is still open here ends with `error`."""
+        """Send what waits and the reason. Whatever is still open here ends with `error`."""
         if self.closed:
             return
         # Calls that ended in this turn come before the `Bye`.
@@ -329,7 +329,7 @@ class Link:
         self.finish(error)
 
     def finish(self, error: DynamoError) -> None:
-        """Ends this end; the other one is not told."""
+        """End this end; the other one is not told."""
         if self.closed:
             return
         self.closed = True

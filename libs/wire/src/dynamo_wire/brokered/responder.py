@@ -43,13 +43,13 @@ class Responder:
         self._answering: set[str] = set()
 
     async def answer_for(self, worker: str) -> None:
-        """Answers probes of the worker at an address, as soon as there is a connection. Safe twice."""
+        """Answer probes of the worker at an address, as soon as there is a connection. Safe twice."""
         if worker not in self._known:
             self._known.add(worker)
             await self._thread.run(self._begin(self._addresses.probes(worker)))
 
     async def aclose(self) -> None:
-        """Closes the connection, and ends the thread."""
+        """Close the connection, and end the thread."""
         with suppress(TimeoutError, ValueError):
             async with asyncio.timeout(STOP_TIMEOUT):
                 await self._thread.run(self._close())
@@ -81,16 +81,16 @@ class Responder:
         await self._broker.aclose()
 
     async def _end(self) -> None:
-        """All is closed by now, or could not be in time."""
+        """End, once all is closed or could not be in time."""
 
     def receive(self, link: str, data: bytes, reply: str) -> None:
-        """A probe; see `Listener`."""
+        """Receive a probe; see `Listener`."""
         if is_link(link) and link not in self._answering and len(self._answering) < MOST:
             self._answering.add(link)
             self._tasks.spawn(self._answer(link), name=f"answer-{link}")
 
     def absent(self, link: str) -> None:
-        """Nothing that is sent asks for life; see `Listener`."""
+        """Ignore it, since no message sent asks for life; see `Listener`."""
 
     async def _answer(self, link: str) -> None:
         try:

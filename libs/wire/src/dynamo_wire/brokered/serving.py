@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Registry:
-    """What this process offers."""
+    """The endpoints that this process offers."""
 
     #: The transport's name, under which its addresses are published.
     transport: str
@@ -57,13 +57,13 @@ class Registry:
     probes: bool = False
 
     def lost(self, error: DynamoError) -> None:
-        """The connection with the broker has broken: callers have lost what was sent."""
+        """Lose all callers: the connection with the broker has broken."""
         for acceptor in self.acceptors.values():
             acceptor.finish(error)
 
 
 class Acceptor:
-    """Where the calls of one instance come in, and the links over which they do, as long as the process runs."""
+    """The entry of one instance's calls, with their links, for as long as the process runs."""
 
     def __init__(self, registry: Registry, instance_id: int) -> None:
         self.registry = registry
@@ -75,13 +75,13 @@ class Acceptor:
         self._opening = asyncio.Lock()
 
     async def open(self) -> None:
-        """Accepts callers; the server knows when this returns. Safe twice."""
+        """Accept callers; the server knows when this returns. Safe twice."""
         async with self._opening:
             if self._listening is None:
                 self._listening = await self.registry.broker.listen(self.address, self, linked=True)
 
     def receive(self, link: str, data: bytes, reply: str) -> None:
-        """Something of a caller; see `Listener`."""
+        """Receive a message of a caller; see `Listener`."""
         known = self.links.get(link)
         if known is None and is_link(link):
             known = self._met(link, data)
@@ -89,13 +89,13 @@ class Acceptor:
             known.receive(data, reply)
 
     def absent(self, link: str) -> None:
-        """A caller is gone; see `Listener`."""
+        """Handle the absence of a caller; see `Listener`."""
         known = self.links.get(link)
         if known is not None:
             known.absent()
 
     def _met(self, name: str, data: bytes) -> WorkerLink | None:
-        """Opens a link for its first fragment. The sender of any other fragment is told that the link is not known."""
+        """Open a link for its first fragment. The sender of any other fragment is told that the link is not known."""
         try:
             number = read_fragment(data).number
         except LinkError as error:
@@ -114,12 +114,12 @@ class Acceptor:
         return link
 
     def finish(self, error: DynamoError) -> None:
-        """Ends all links; their callers are not told."""
+        """End all links; their callers are not told."""
         for link in list(self.links.values()):
             link.finish(error)
 
     def close(self) -> None:
-        """Accepts no more callers, and ends all links."""
+        """Accept no more callers, and end all links."""
         if self._listening is not None:
             self.registry.broker.ignore(self._listening)
         for link in list(self.links.values()):

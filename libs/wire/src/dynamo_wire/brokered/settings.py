@@ -1,4 +1,4 @@
-"""The settings that every transport over a broker has."""
+"""The settings shared by all transports over a broker."""
 
 from __future__ import annotations
 

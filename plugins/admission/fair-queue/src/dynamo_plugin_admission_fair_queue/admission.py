@@ -1,4 +1,4 @@
-"""The policy: requests wait in a bounded queue, fair between tenants, and are refused when waiting makes no sense."""
+"""The admission policy: requests wait in a bounded, fair queue, and are refused when waiting is pointless."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TENANT_LIMIT = "This tenant has used up its tokens, please retry later"
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """What a waiting request needs, and the future of its permit."""
+    """A waiting request: its needs, and the future of its permit."""
 
     pools: Sequence[PoolView]
     prompt: int
@@ -61,7 +61,7 @@ class _Model:
     output: float = _FIRST_GUESS
 
     def cost(self, request: PreprocessedRequest) -> float:
-        """Tokens that a request is expected to cost."""
+        """Return tokens that a request is expected to cost."""
         hints = request.routing
         expected = hints.expected_output_tokens if hints is not None else None
         output = self.output if expected is None else float(max(0, expected))
@@ -70,7 +70,7 @@ class _Model:
 
 
 class _Granted(Permit):
-    """A permit, and what was paid for it."""
+    """A permit, and its price."""
 
     __slots__ = ("_admission", "_cost", "_held", "_model", "_prompt", "_tenant")
 
@@ -88,7 +88,7 @@ class _Granted(Permit):
             self._model.output += _LEARNING * (output_tokens - self._model.output)
 
     def take_back(self) -> None:
-        """Returns a permit that was never used."""
+        """Return a permit that was never used."""
         self._give_back(0)
 
     def _give_back(self, cost: int) -> None:
@@ -98,7 +98,7 @@ class _Granted(Permit):
 
 
 class FairQueueAdmission(Admission):
-    """Counts what it has admitted, by model and tenant, and keeps a queue for each model.
+    """Fair-queue admission: counts of admitted requests by model and tenant, and a queue for each model.
 
     The queues move when a permit comes back, here or in a frontend that shares the limits, when a load has changed, or
     when a tenant may spend tokens again; nothing polls. The load of a worker shows a new request after a moment: until
@@ -121,12 +121,12 @@ class FairQueueAdmission(Admission):
         self._sharing = None if config.shared is None else self._share(config.shared)
 
     async def start(self) -> None:
-        """Begins to share the limits of tenants, if that is wanted."""
+        """Begin to share the limits of tenants, if that is wanted."""
         if self._sharing is not None:
             await self._sharing.start()
 
     async def reconfigure(self, config: PluginConfig) -> None:
-        """New weights and limits count for what waits too; what runs goes on, and what was spent stays spent."""
+        """Apply new weights and limits, to what waits too; what runs goes on, and what was spent stays spent."""
         self.config = cast(FairQueueConfig, config)
         self._limits.change(self.config.tenant, asyncio.get_running_loop().time())
         for model in self._models.values():
@@ -139,7 +139,10 @@ class FairQueueAdmission(Admission):
         return sum(len(model.queue) + model.queue.running for model in self._models.values())
 
     def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
-        """Whether every rank is over a threshold of the model. The caller marks the worker before the queues move."""
+        """Return whether every rank is over a threshold of the model.
+
+        The caller marks the worker before the queues move.
+        """
         known = self._models.get(model)
         if known is not None:
             known.placing = 0
@@ -147,7 +150,7 @@ class FairQueueAdmission(Admission):
         return self.services.thresholds.of(model).busy(ranks)
 
     def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
-        """Refuses a request that could not even wait, before its prompt is tokenized."""
+        """Refuse a request that could not even wait, before its prompt is tokenized."""
         known = self._model(pools[0].model if pools else model)
         now = asyncio.get_running_loop().time()
         until = self._until(principal, now)
@@ -155,7 +158,7 @@ class FairQueueAdmission(Admission):
             self._check(known, principal, now, until)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
-        """Admits the request, at once or after a wait."""
+        """Admit the request, at once or after a wait."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         # The name by which the thresholds know it, which a request for an adapter may not have.
@@ -188,7 +191,7 @@ class FairQueueAdmission(Admission):
             timer.cancel()
 
     async def aclose(self) -> None:
-        """Refuses the requests that still wait."""
+        """Refuse the requests that still wait."""
         self._closed = True
         for handle in (self._timer, self._moving):
             if handle is not None:
@@ -201,7 +204,7 @@ class FairQueueAdmission(Admission):
             await self._sharing.aclose()
 
     def ended(self, model: _Model, tenant: str, correction: float) -> None:
-        """A permit has come back; what it was given for has cost so many tokens more than was paid."""
+        """Take a permit back, whose request has cost so many tokens more than was paid."""
         model.queue.end(tenant, correction)
         model.placing = 0
         self._limits.end(tenant, correction, asyncio.get_running_loop().time())
@@ -238,13 +241,13 @@ class FairQueueAdmission(Admission):
         return min(until, now + _PATIENCE * (principal.deadline - now))
 
     def _may_pass(self, model: _Model, tenant: str, pools: Sequence[PoolView], now: float) -> bool:
-        """Whether a new request need not wait: it may run, and none before it may."""
+        """Return whether a new request need not wait: it may run, and none before it may."""
         if not (self._within_limits(tenant, now) and self._has_room(model, tenant, pools)):
             return False
         return not len(model.queue) or model.queue.next(now, lambda waiter: self._may(model, waiter, now)) is None
 
     def _may(self, model: _Model, waiter: _PendingWaiter, now: float) -> bool:
-        """Whether a waiting request may run. One that was just cancelled is still in the queue for a moment."""
+        """Return whether a waiting request may run. One that was just cancelled is still in the queue for a moment."""
         ask, tenant = waiter.item, waiter.tenant
         if ask.let_in.done():
             return False
@@ -254,7 +257,10 @@ class FairQueueAdmission(Admission):
         return not self._limits.full(tenant) and self._limits.ready_at(tenant, now) <= now
 
     def _has_room(self, model: _Model, tenant: str, pools: Sequence[PoolView]) -> bool:
-        """Whether every pool has a worker for one more. That a pool has none in service is for the router to tell."""
+        """Return whether every pool has a worker for one more.
+
+        That a pool has none in service is for the router to tell.
+        """
         limit, queue = self.config.requests_per_worker, model.queue
         for pool in pools:
             workers = len(pool.in_service)
@@ -273,7 +279,7 @@ class FairQueueAdmission(Admission):
         return True
 
     def _check(self, model: _Model, principal: Principal, now: float, until: float) -> None:
-        """Raises if a request could not wait, or not long enough."""
+        """Raise if a request could not wait, or not long enough."""
         queue, tenant = model.queue, principal.tenant
         if self._closed:
             reason = CLOSED
@@ -301,13 +307,13 @@ class FairQueueAdmission(Admission):
     # What waits.
 
     def _grant(self, model: _Model, tenant: str, prompt: int, cost: float, now: float) -> _Granted:
-        """A permit for a request that the queue already counts as running."""
+        """Return a permit for a request that the queue already counts as running."""
         self._limits.begin(tenant, cost, now)
         self._meters.running(model.name, tenant, 1)
         return _Granted(self, model, tenant, prompt, cost)
 
     def _wake(self) -> None:
-        """Moves the queues after the caller that reports a change has finished."""
+        """Move the queues after the caller that reports a change has finished."""
         if self._moving is not None or self._closed:
             return
         # Without a waiting request there may still be a timer to cancel.
@@ -315,7 +321,7 @@ class FairQueueAdmission(Admission):
             self._moving = asyncio.get_running_loop().call_soon(self._move)
 
     def _move(self) -> None:
-        """Admits all requests that may run, and plans the next look at those that only wait for tokens."""
+        """Admit all requests that may run, and plan the next look at those that only wait for tokens."""
         self._moving = None
         now = asyncio.get_running_loop().time()
         for model in self._models.values():
@@ -347,7 +353,7 @@ class FairQueueAdmission(Admission):
         self._meters.waiting(model.name, waiter.tenant, waiter.priority, -1)
 
     def _refuse(self, model: _Model, waiter: _PendingWaiter, reason: str) -> None:
-        """Refuses a request that the queue no longer holds."""
+        """Refuse a request that the queue no longer holds."""
         if not waiter.item.let_in.done():
             waiter.item.let_in.set_exception(self._refusal(model, waiter.tenant, reason))
 
@@ -364,7 +370,7 @@ class FairQueueAdmission(Admission):
             self._refuse(model, waiter, reason)
 
     def _give_up(self, model: _Model, waiter: _PendingWaiter) -> None:
-        """The waiting request was cancelled, perhaps at the moment at which it was admitted or refused."""
+        """Give up a cancelled waiting request, perhaps at the moment of its admission or refusal."""
         self._remove(model, waiter)
         answer = waiter.item.let_in
         if not answer.cancelled() and answer.exception() is None:

@@ -13,7 +13,7 @@ _Tenant = Annotated[str, Field(min_length=1)]
 
 
 class TenantSettings(BaseModel):
-    """What one tenant may have."""
+    """The limits of one tenant."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -85,5 +85,5 @@ class FairQueueConfig(PluginConfig):
     )
 
     def tenant(self, name: str) -> TenantSettings:
-        """What a tenant may have."""
+        """Return what a tenant may have."""
         return self.tenants.get(name, self.default_tenant)

@@ -1,4 +1,4 @@
-"""The limits of each tenant, whatever the others need: concurrent requests, and tokens per second.
+"""The limits of each tenant, independent of others: concurrent requests, and tokens per second.
 
 Other frontends count as well, as far as they report their usage.
 """
@@ -49,21 +49,21 @@ class TenantLimits:
         self.changes = 0
 
     def __len__(self) -> int:
-        """Tenants that have something under way, or are not yet back at what they may save up."""
+        """Return tenants that have something under way, or are not yet back at what they may save up."""
         return len(self._uses)
 
     def running(self, tenant: str) -> int:
-        """Requests that a tenant has under way here."""
+        """Return requests that a tenant has under way here."""
         use = self._uses.get(tenant)
         return 0 if use is None else use.running
 
     def full(self, tenant: str) -> bool:
-        """Whether it has as many requests under way as it may."""
+        """Return whether it has as many requests under way as it may."""
         limit = self._settings(tenant).concurrency
         return limit is not None and self.running(tenant) + self._peer_running.get(tenant, 0) >= limit
 
     def ready_at(self, tenant: str, now: float) -> float:
-        """When it may spend tokens again: `now`, or later."""
+        """Return when it may spend tokens again: `now`, or later."""
         use, rate = self._uses.get(tenant), self._settings(tenant).tokens_per_second
         if use is None or rate is None:
             return now
@@ -74,14 +74,14 @@ class TenantLimits:
         return max(math.nextafter(now, math.inf), now + (1e-6 - use.tokens) / rate)
 
     def begin(self, tenant: str, cost: float, now: float) -> None:
-        """A request begins that is expected to cost so many tokens."""
+        """Begin a request that is expected to cost so many tokens."""
         use = self._use(tenant, now)
         use.running += 1
         self._spend(tenant, use, cost)
         self.changes += 1
 
     def end(self, tenant: str, correction: float, now: float) -> None:
-        """It is over, and has cost so many tokens more."""
+        """End a request that has cost so many tokens more."""
         use = self._uses[tenant]
         self._refill(tenant, use, now)
         use.running -= 1
@@ -91,7 +91,7 @@ class TenantLimits:
             self.tidy(tenant, now)
 
     def tidy(self, tenant: str, now: float) -> None:
-        """Forgets a tenant that is as one never seen."""
+        """Forget a tenant that is as one never seen."""
         use = self._uses.get(tenant)
         if use is None or use.running:
             return
@@ -100,7 +100,7 @@ class TenantLimits:
             del self._uses[tenant]
 
     def change(self, settings: Callable[[str], TenantSettings], now: float) -> None:
-        """Goes by other settings from now on. A debt stays one, but a tenant that had no rate owes nothing."""
+        """Go by other settings from now on. A debt stays one, but a tenant that had no rate owes nothing."""
         for tenant, use in self._uses.items():
             self._refill(tenant, use, now)
         former, self._settings = self._settings, settings
@@ -113,9 +113,9 @@ class TenantLimits:
     # Peers.
 
     def report(self, now: float) -> dict[str, TenantUse]:
-        """The usage that peers need, by tenant: of those with a limit and with usage.
+        """Return the usage that peers need, by tenant: of those with a limit and with usage.
 
-        Forgets the tenants without usage, once they have been reported so.
+        Forget the tenants without usage, once they have been reported so.
         """
         usage = {}
         for tenant, use in list(self._uses.items()):
@@ -127,24 +127,24 @@ class TenantLimits:
         return usage
 
     def set_peer_running(self, running: Mapping[str, int]) -> None:
-        """Sets how many requests tenants have under way in all other frontends together."""
+        """Set how many requests tenants have under way in all other frontends together."""
         self._peer_running = running
 
     def spent_by_peer(self, tenant: str, tokens: float, now: float) -> None:
-        """A tenant has spent so many more tokens in another frontend; below 0 if some came back."""
+        """Count tokens that a tenant spent in another frontend; below 0 if some came back."""
         if tokens and self._settings(tenant).tokens_per_second is not None:
             use = self._use(tenant, now)
             use.tokens = min(use.tokens - tokens, self._burst(tenant))
 
     def at_most(self, tenant: str, tokens: float, age: float, now: float) -> None:
-        """Another frontend said `age` seconds ago that a tenant may spend so many tokens still: no more count here."""
+        """Apply the report of another frontend, `age` seconds old, of how many tokens a tenant may still spend."""
         rate = self._settings(tenant).tokens_per_second
         if rate is not None:
             use = self._use(tenant, now)
             use.tokens = min(use.tokens, tokens + age * rate)
 
     def _use(self, tenant: str, now: float) -> _Use:
-        """What it has as of now."""
+        """Return what it has as of now."""
         use = self._uses.get(tenant)
         if use is None:
             self._made += 1

@@ -1,4 +1,4 @@
-"""What operators see of the queue."""
+"""The metrics of the queue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Children(Generic[ChildT]):
         self._known: dict[tuple[str, ...], ChildT] = {}
 
     def of(self, *values: str) -> ChildT:
-        """The child with these values."""
+        """Return the child with these values."""
         child = self._known.get(values)
         if child is None:
             child = self._known[values] = self._family.labels(*values)
@@ -66,20 +66,20 @@ class Meters:
         )
 
     def waiting(self, model: str, tenant: str, priority: int, change: int) -> None:
-        """So many more requests wait."""
+        """Add to the number of requests that wait."""
         rank = "high" if priority > 0 else "low" if priority < 0 else "normal"
         self._waiting.of(model, self._label(tenant), rank).inc(change)
 
     def running(self, model: str, tenant: str, change: int) -> None:
-        """So many more requests run."""
+        """Add to the number of requests that run."""
         self._running.of(model, self._label(tenant)).inc(change)
 
     def waited(self, model: str, seconds: float) -> None:
-        """A request was admitted."""
+        """Record that a request was admitted."""
         self._waits.of(model).observe(seconds)
 
     def refused(self, model: str, tenant: str, reason: str) -> None:
-        """A request was refused."""
+        """Record that a request was refused."""
         self._refused.of(model, self._label(tenant), reason).inc()
 
     def _label(self, tenant: str) -> str:
@@ -92,7 +92,7 @@ class Meters:
 
 
 class SharingMeters:
-    """Whether limits hold over all frontends."""
+    """The metric of whether limits hold over all frontends."""
 
     def __init__(self, metrics: MetricsScope) -> None:
         self._peers = metrics.gauge(
@@ -105,6 +105,6 @@ class SharingMeters:
         ).labels()
 
     def peers(self, count: int, *, stale: bool) -> None:
-        """So many peers count; `stale` if they could not be asked."""
+        """Set the number of peers that count; `stale` if they could not be asked."""
         self._peers.set(count)
         self._stale.set(stale)

@@ -38,7 +38,7 @@ class Peers:
         self.stamps: Mapping[str, int] = {}
 
     def __len__(self) -> int:
-        """Peers that count."""
+        """Return peers that count."""
         return len(self._peers)
 
     @property
@@ -47,7 +47,7 @@ class Peers:
         return min((peer.until for peer in self._peers.values()), default=None)
 
     def apply(self, snapshot: PeerSnapshot, now: float) -> bool:
-        """Takes in a snapshot; whether anything has changed."""
+        """Take in a snapshot; whether anything has changed."""
         for name, data in snapshot.reports.items():
             age = max(0.0, (snapshot.now - snapshot.stamps[name]) / 1e6)
             # Without data the report has expired in the meantime.
@@ -58,7 +58,7 @@ class Peers:
         return self.expire(now) or bool(snapshot.reports)
 
     def expire(self, now: float) -> bool:
-        """Drops the peers that have been silent for too long; whether there were any."""
+        """Drop the peers that have been silent for too long; whether there were any."""
         silent = [name for name, peer in self._peers.items() if peer.until <= now]
         for name in silent:
             del self._peers[name]
@@ -67,7 +67,7 @@ class Peers:
         return bool(silent)
 
     def clear(self) -> None:
-        """Drops all peers."""
+        """Drop all peers."""
         self._peers.clear()
         self._sum()
 

@@ -52,28 +52,28 @@ class RequestQueue(Generic[ItemT]):
         self._flows: dict[tuple[str, int], list[Waiter[ItemT]]] = {}
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return how many wait."""
         return self._count
 
     def __iter__(self) -> Iterator[Waiter[ItemT]]:
-        """All requests that wait, in no order."""
+        """Return all requests that wait, in no order."""
         return (waiter for flow in self._flows.values() for waiter in flow)
 
     def resize(self, size: int, aging: float) -> None:
-        """Holds so many from now on. Those that wait beyond that keep their places."""
+        """Hold so many from now on. Those that wait beyond that keep their places."""
         self._size = size
         self._aging = aging
 
     def tenants(self) -> set[str]:
-        """The tenants with requests that wait."""
+        """Return the tenants with requests that wait."""
         return {tenant for tenant, _ in self._flows}
 
     def has_room(self, tenant: str, priority: int) -> bool:
-        """Whether a request may wait, perhaps in the place of another."""
+        """Return whether a request may wait, perhaps in the place of another."""
         return self._count < self._size or self._victims(tenant, priority) is not None
 
     def wait_of(self, tenant: str, priority: int, now: float) -> float:
-        """The expected wait in seconds of a request that comes now; 0 while there is no estimate."""
+        """Return the expected wait in seconds of a request that comes now; 0 while there is no estimate."""
         rate = self.throughput.per_second(now)
         if rate is None:
             return 0.0
@@ -85,7 +85,7 @@ class RequestQueue(Generic[ItemT]):
         return min(before, own / self.shares.part(tenant)) / rate
 
     def add(self, waiter: Waiter[ItemT]) -> Waiter[ItemT] | None:
-        """Adds a request, which `has_room` has allowed. Returns the one that loses its place to it, if any."""
+        """Add a request, which `has_room` has allowed. Return the one that loses its place to it, if any."""
         victim = None
         if self._count >= self._size:
             flow = self._victims(waiter.tenant, waiter.priority)
@@ -103,12 +103,12 @@ class RequestQueue(Generic[ItemT]):
         return victim
 
     def remove(self, waiter: Waiter[ItemT]) -> None:
-        """Removes a request that was not admitted."""
+        """Remove a request that was not admitted."""
         self._take(waiter)
         self.shares.give_up(waiter.tenant)
 
     def next(self, now: float, may: Callable[[Waiter[ItemT]], bool]) -> Waiter[ItemT] | None:
-        """The next request of those that `may` run; asks only for the first of each tenant and priority."""
+        """Return the next request of those that `may` run; ask only for the first of each tenant and priority."""
         best, best_key = None, None
         for flow in self._flows.values():
             head = flow[0]
@@ -121,19 +121,19 @@ class RequestQueue(Generic[ItemT]):
         return best
 
     def let_in(self, waiter: Waiter[ItemT], now: float) -> None:
-        """Admits a request that waited: it runs from now on."""
+        """Admit a request that waited: it runs from now on."""
         self.throughput.let_in(now)
         self._take(waiter)
         self.shares.begin(waiter.tenant, waiter.cost, waited=True)
         self.running += 1
 
     def pass_by(self, tenant: str, cost: float) -> None:
-        """Admits a request that did not have to wait."""
+        """Admit a request that did not have to wait."""
         self.shares.begin(tenant, cost, waited=False)
         self.running += 1
 
     def end(self, tenant: str, correction: float) -> None:
-        """A request has ended; it has cost so many tokens more than expected."""
+        """End a request that has cost so many tokens more than expected."""
         self.running -= 1
         self.shares.end(tenant, correction)
 
@@ -149,7 +149,7 @@ class RequestQueue(Generic[ItemT]):
             self.throughput.end()
 
     def _victims(self, tenant: str, priority: int) -> list[Waiter[ItemT]] | None:
-        """The flow whose last request loses its place to a new one: of the lowest priority, and the tenant with most.
+        """Return the flow whose last request yields to a new one: lowest priority, then the tenant with most.
 
         None if there is none: all are of a higher priority, or no tenant has more waiting requests than the new one's
         would have.

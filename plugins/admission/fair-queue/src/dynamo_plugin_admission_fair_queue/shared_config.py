@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 
 class SharedConfig(SharedCountSettings):
-    """Where frontends tell each other what tenants have, and how often. Times in seconds."""
+    """The server where frontends share tenants' usage, and the interval. Times in seconds."""
 
     ttl: float = Field(
         default=3.0,

@@ -1,4 +1,4 @@
-"""Fair shares of one model by start-time fair queueing: a clock of tokens, and how far each tenant has come on it.
+"""Fair shares of one model by start-time fair queueing: a clock of tokens, and each tenant's position on it.
 
 A tenant's next request carries the tag at which its last one ends; the lowest tag goes first. A tenant that comes
 back after a pause starts at the clock: what it did not use is not saved up.
@@ -29,33 +29,33 @@ class Shares:
         self._accounts: dict[str, _Account] = {}
 
     def __len__(self) -> int:
-        """Tenants that have an account."""
+        """Return tenants that have an account."""
         return len(self._accounts)
 
     def tag(self, tenant: str) -> float:
-        """Where the tenant's next request starts; the lowest goes first."""
+        """Return where the tenant's next request starts; the lowest goes first."""
         account = self._accounts.get(tenant)
         if account is None:
             return self._clock
         return account.tag if account.waiting else max(self._clock, account.finish)
 
     def waiting(self, tenant: str) -> int:
-        """Requests of a tenant that wait."""
+        """Return requests of a tenant that wait."""
         account = self._accounts.get(tenant)
         return 0 if account is None else account.waiting
 
     def load(self, tenant: str, more: int = 0) -> float:
-        """Requests of a tenant that wait, and `more`, by its weight."""
+        """Return requests of a tenant that wait, and `more`, by its weight."""
         return (self.waiting(tenant) + more) / self._weight(tenant)
 
     def part(self, tenant: str) -> float:
-        """The tenant's part, above 0 to 1, of what all waiting tenants have, itself among them."""
+        """Return the tenant's part, above 0 to 1, of what all waiting tenants have, itself among them."""
         own = self._weight(tenant)
         others = sum(self._weight(name) for name, one in self._accounts.items() if one.waiting and name != tenant)
         return own / (own + others)
 
     def has_its_part(self, tenant: str, places: int) -> bool:
-        """Whether it runs as much as its weight gives it of so many places, which is half of them at most."""
+        """Return whether it runs as much as its weight gives it of so many places, which is half of them at most."""
         account = self._accounts.get(tenant)
         if account is None:
             return False
@@ -63,7 +63,7 @@ class Shares:
         return account.running >= places * min(0.5, self._weight(tenant) / all_of if all_of else 0.5)
 
     def enqueue(self, tenant: str) -> None:
-        """A request of the tenant begins to wait."""
+        """Add a request of the tenant to the waiting ones."""
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = _Account()
@@ -72,13 +72,13 @@ class Shares:
         account.waiting += 1
 
     def give_up(self, tenant: str) -> None:
-        """One that waited is gone."""
+        """Remove a request that waited."""
         account = self._accounts[tenant]
         account.waiting -= 1
         self._tidy(tenant, account)
 
     def begin(self, tenant: str, cost: float, *, waited: bool) -> None:
-        """A request of the tenant, one that `waited` or one that did not have to, runs from now on."""
+        """Begin a request of the tenant, which `waited` or did not have to."""
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = _Account()
@@ -92,7 +92,7 @@ class Shares:
         account.waiting -= waited
 
     def end(self, tenant: str, correction: float) -> None:
-        """One that ran is over; it has cost so many tokens more than was said when it began."""
+        """End a request that ran and cost so many tokens more than expected when it began."""
         account = self._accounts[tenant]
         account.running -= 1
         account.finish = max(0.0, account.finish + correction / self._weight(tenant))

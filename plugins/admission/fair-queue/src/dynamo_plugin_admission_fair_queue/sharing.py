@@ -24,19 +24,19 @@ _AGAIN = 1.0
 
 
 class Store(ABC):
-    """Where frontends leave their reports. Every method raises `CannotConnect` if the store cannot be asked."""
+    """The store of frontends' reports. Every method raises `CannotConnect` if the store cannot be asked."""
 
     @abstractmethod
     async def exchange(self, report: bytes | None, known: Mapping[str, int]) -> PeerSnapshot:
-        """Publishes a report unless it is None, and reads those of peers; `known` are the stamps of the last one."""
+        """Publish a report unless it is None, and read those of peers; `known` are the stamps of the last one."""
 
     @abstractmethod
     async def publish(self, report: bytes) -> None:
-        """Publishes a report."""
+        """Publish a report."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Ends the connection; another use makes a new one."""
+        """End the connection; another use makes a new one."""
 
 
 class Sharing:
@@ -70,14 +70,14 @@ class Sharing:
         return pauses(2 * self._config.interval, _AGAIN, most=1.0)
 
     async def start(self) -> None:
-        """Begins, and returns after the first exchange, also if it failed."""
+        """Begin, and return after the first exchange, also if it failed."""
         self._tasks.spawn(self._run(), name="share-limits")
         with suppress(TimeoutError):
             async with asyncio.timeout(self._config.deadline):
                 await self._exchanged.wait()
 
     async def aclose(self) -> None:
-        """Ends, and reports that this frontend counts no more. Safe twice, and without `start`."""
+        """End, and report that this frontend counts no more. Safe twice, and without `start`."""
         reached = self._exchanged.is_set() and not self._failures and not self._closed
         self._closed = True
         await self._tasks.aclose()
@@ -127,7 +127,7 @@ class Sharing:
         self._arm()
 
     def _arm(self) -> None:
-        """Plans the moment at which the next silent peer stops to count, even if the server hangs."""
+        """Plan the moment at which the next silent peer stops to count, even if the server hangs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

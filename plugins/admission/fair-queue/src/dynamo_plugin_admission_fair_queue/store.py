@@ -74,7 +74,7 @@ class RedisStore(Store):
         return "SET", self._keys + self._name, report, "PX", self._ttl
 
     def _note(self, now: int) -> list[_Command]:
-        """Writes the time of the report, and forgets the frontends whose reports have expired."""
+        """Write the time of the report, and forget the frontends whose reports have expired."""
         return [
             ("ZADD", self._index, now, self._name),
             ("ZREMRANGEBYSCORE", self._index, "-inf", now - self._ttl * 1000),
@@ -95,7 +95,7 @@ class _Connection(ReusedConnection):
 
 
 def _stamped(pair: tuple[bytes, bytes]) -> tuple[str, int]:
-    """A frontend, and when it last reported: 0 for a stamp that is no time, which no frontend has written."""
+    """Return a frontend, and when it last reported: 0 for a stamp that is no time, which no frontend has written."""
     name, stamp = pair[0].decode("ascii", "replace"), float(pair[1])
     return name, int(stamp) if math.isfinite(stamp) else 0
 

@@ -1,4 +1,4 @@
-"""How fast the queue admits requests, to tell whether waiting makes sense."""
+"""The rate of admissions, which tells whether waiting is worthwhile."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ class Throughput:
         self._count = 0.0
 
     def begin(self, now: float) -> None:
-        """A request begins to wait. Does nothing if others wait already."""
+        """Begin the measurement when a request begins to wait. Do nothing if others wait already."""
         if self._began is None:
             self._began = self._at = now
             self._count = 0.0
 
     def end(self) -> None:
-        """The queue is empty."""
+        """End the measurement: the queue is empty."""
         self._began = None
 
     def let_in(self, now: float) -> None:
-        """A request that waited is admitted."""
+        """Record that a waiting request is admitted."""
         self._fade(now)
         self._count += 1
 
     def per_second(self, now: float) -> float | None:
-        """Admissions per second; None while there have been too few."""
+        """Return admissions per second; None while there have been too few."""
         if self._began is None:
             return None
         self._fade(now)

@@ -1,4 +1,4 @@
-"""What a frontend reports to its peers about its tenants, as bytes within bounds."""
+"""The codec of usage reports between frontends, as bytes within bounds."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _DECODER = msgspec.msgpack.Decoder(UsageReport)
 
 
 def encode(tenants: dict[str, TenantUse], *, leaving: bool = False) -> bytes:
-    """A report as bytes.
+    """Return a report as bytes.
 
     Raises:
         ValueError: it is larger than peers accept.
@@ -67,7 +67,7 @@ def encode(tenants: dict[str, TenantUse], *, leaving: bool = False) -> bytes:
 
 
 def decode(data: bytes) -> UsageReport:
-    """The report of a peer.
+    """Return the report of a peer.
 
     Raises:
         ValueError: it is not understood.

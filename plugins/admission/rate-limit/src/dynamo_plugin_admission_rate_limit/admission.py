@@ -1,4 +1,4 @@
-"""The policy: a request is admitted within every limit that applies to it, and refused otherwise. Nothing waits."""
+"""The admission policy: a request is admitted within every limit that applies, else refused. Nothing waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SOON = 0.1
 
 
 class _Granted(Permit):
-    """A permit, and the buckets that it counts in. Without `charged` its tokens cost nothing."""
+    """A permit, and its price."""
 
     __slots__ = ("_admission", "_buckets", "_charged", "_held")
 
@@ -60,12 +60,12 @@ class RateLimitAdmission(Admission):
         self.held = 0
 
     async def start(self) -> None:
-        """Begins to share the limits, if that is wanted."""
+        """Begin to share the limits, if that is wanted."""
         if self._sharing is not None:
             await self._sharing.start()
 
     async def reconfigure(self, config: PluginConfig) -> None:
-        """New limits count at once. What a rule of the same name and the same `by` has counted stays counted."""
+        """Apply new limits at once. What a rule of the same name and the same `by` has counted stays counted."""
         self.config = cast(RateLimitConfig, config)
         now = asyncio.get_running_loop().time()
         former = {(table.rule.name, table.rule.by): table for table in self._tables}
@@ -78,12 +78,12 @@ class RateLimitAdmission(Admission):
             self._tables.append(table)
 
     async def aclose(self) -> None:
-        """Ends sharing."""
+        """End sharing."""
         if self._sharing is not None:
             await self._sharing.aclose()
 
     def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
-        """Refuses a request that has no place whatever its prompt.
+        """Refuse a request that has no place whatever its prompt.
 
         What this process knows of a shared bucket is at least what the server knows, so nothing is refused too early.
         """
@@ -101,7 +101,7 @@ class RateLimitAdmission(Admission):
             self._check(found, 0, name)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
-        """Admits the request or refuses it; waits only for the answer of the server that counts."""
+        """Admit the request or refuse it; wait only for the answer of the server that counts."""
         model, prompt = pools[0].model if pools else request.model, len(request.token_ids)
         now = asyncio.get_running_loop().time()
         buckets = [
@@ -120,7 +120,7 @@ class RateLimitAdmission(Admission):
         return self._admit_alone(buckets, prompt, model)
 
     def ended(self, buckets: Sequence[Bucket], tokens: int) -> None:
-        """A permit has come back, and so many tokens are to be paid for."""
+        """Take a permit back, with so many tokens to be paid for."""
         self.held -= 1
         now = asyncio.get_running_loop().time()
         for bucket in buckets:
@@ -143,7 +143,7 @@ class RateLimitAdmission(Admission):
         return Sharing(config, RedisStore(config), self._meters)
 
     def _admit_alone(self, buckets: Sequence[Bucket], prompt: int, model: str) -> Permit:
-        """Decides in this process, after the settings if the limits are shared."""
+        """Decide in this process, after the settings if the limits are shared."""
         charged = not self._let_through()
         if charged:
             self._check(buckets, prompt, model)
@@ -162,7 +162,7 @@ class RateLimitAdmission(Admission):
         return _Granted(self, buckets, charged=charged)
 
     def _let_through(self) -> bool:
-        """Whether nothing is limited, as the server that counts is away. Raises if everything is refused then."""
+        """Return whether nothing is limited, as the server that counts is away. Raise if everything is refused then."""
         if self._sharing is None or self._sharing.reached or self.config.shared is None:
             return False
         if self.config.shared.on_outage == "refuse":
@@ -171,7 +171,7 @@ class RateLimitAdmission(Admission):
         return self.config.shared.on_outage == "allow"
 
     def _check(self, buckets: Sequence[Bucket], prompt: int, model: str) -> None:
-        """Raises if a bucket, as of its last refill, has no room for such a request."""
+        """Raise if a bucket, as of its last refill, has no room for such a request."""
         for bucket in buckets:
             limit = bucket.lacks(prompt)
             if limit is not None:

@@ -1,4 +1,4 @@
-"""Buckets: what one key, tenant, user or model may still have. Callers pass the time; no event loop is involved.
+"""Token buckets of a key, tenant, user or model. Callers pass the time; no event loop is involved.
 
 Requests and tokens are *token buckets*: a level that rises at the rate of the limit up to what may be saved up, and
 falls by what is spent. In any span of t seconds at most the burst and the rate times t are let in. Unlike windows
@@ -57,13 +57,13 @@ class Bucket:
         self.owed_requests = self.owed_tokens = 0
 
     def refill(self, now: float) -> None:
-        """Lets the levels rise to what they are now."""
+        """Let the levels rise to what they are now."""
         passed, self.at = max(0.0, now - self.at), now
         self.requests = _risen(self.requests, self.rule.requests, passed)
         self.tokens = _risen(self.tokens, self.rule.tokens, passed)
 
     def lacks(self, prompt: int) -> str | None:
-        """The limit that keeps a request with such a prompt out, as of the last refill; None if it fits."""
+        """Return the limit that keeps a request with such a prompt out, as of the last refill; None if it fits."""
         rule = self.rule
         if rule.concurrency is not None and self.running >= rule.concurrency:
             return CONCURRENCY
@@ -74,7 +74,7 @@ class Bucket:
         return None
 
     def wait(self, prompt: int) -> float:
-        """Seconds until the levels suffice for such a request if nothing is spent until then."""
+        """Return seconds until the levels suffice for such a request if nothing is spent until then."""
         rule, seconds = self.rule, 0.0
         if rule.requests is not None:
             seconds = (1 - self.requests) / rule.requests.per_second
@@ -83,7 +83,7 @@ class Bucket:
         return max(0.0, seconds)
 
     def spend(self, requests: int, tokens: int, now: float) -> None:
-        """Takes so much away, even if there is less; puts it back if it is below 0."""
+        """Take so much away, even if there is less; put it back if it is below 0."""
         self.refill(now)
         if self.shared:
             self.owed_requests += requests if self.rule.requests is not None else 0
@@ -91,12 +91,12 @@ class Bucket:
         self.set_levels(self.requests - requests, self.tokens - tokens)
 
     def set_levels(self, requests: float, tokens: float) -> None:
-        """Sets the levels, as of the last refill."""
+        """Set the levels, as of the last refill."""
         self.requests = min(requests, _capacity(self.rule.requests))
         self.tokens = min(tokens, _capacity(self.rule.tokens))
 
     def follow(self, rule: Rule, now: float) -> None:
-        """Goes by the numbers of another rule. What was spent stays spent; a new limit begins with its burst."""
+        """Go by the numbers of another rule. What was spent stays spent; a new limit begins with its burst."""
         self.refill(now)
         former, self.rule = self.rule, rule
         self.set_levels(
@@ -110,7 +110,7 @@ class Bucket:
         return bool(self.owed_requests or self.owed_tokens)
 
     def idle(self, now: float) -> bool:
-        """Whether a new bucket would be the same."""
+        """Return whether a new bucket would be the same."""
         if self.running or self.pinned or self.owes:
             return False
         self.refill(now)
@@ -134,7 +134,7 @@ class BucketTable:
         return len(self._buckets)
 
     def find(self, values: tuple[str, ...], now: float) -> Bucket | None:
-        """The bucket as of now; None if nothing of it is in use."""
+        """Return the bucket as of now; None if nothing of it is in use."""
         bucket = self._buckets.get(values)
         if bucket is None and len(self._buckets) >= self._most:
             bucket = self._buckets.get(OVERFLOW)
@@ -143,7 +143,7 @@ class BucketTable:
         return bucket
 
     def get(self, values: tuple[str, ...], now: float) -> Bucket:
-        """The bucket as of now, a new one if need be."""
+        """Return the bucket as of now, a new one if need be."""
         bucket = self._buckets.get(values)
         if bucket is None:
             self._drop_idle(now)
@@ -156,7 +156,7 @@ class BucketTable:
         return bucket
 
     def follow(self, rule: Rule, now: float) -> None:
-        """Goes by the numbers of another rule that tells the same apart."""
+        """Go by the numbers of another rule that tells the same apart."""
         self.rule = rule
         for bucket in self._buckets.values():
             bucket.follow(rule, now)
@@ -170,7 +170,7 @@ class BucketTable:
 
 
 def told_limits(buckets: Sequence[Bucket]) -> dict[str, str]:
-    """What headers tell of these buckets, as of the last refill: of each unit the one with the least left."""
+    """Return what headers tell of these buckets, as of the last refill: of each unit the one with the least left."""
     told: dict[str, str] = {}
     level: Callable[[Bucket], float]
     rate: Callable[[Bucket], Rate | None]
@@ -201,6 +201,6 @@ def _needed(rate: Rate, prompt: int) -> float:
 
 
 def _span(seconds: float) -> str:
-    """A time as headers have it: ``1.5s``, ``6m0s``."""
+    """Return a time as headers have it: ``1.5s``, ``6m0s``."""
     minutes, rest = divmod(round(max(0.0, seconds), 3), 60)
     return f"{minutes:.0f}m{rest:g}s" if minutes else f"{rest:g}s"

@@ -29,7 +29,7 @@ _Names = Annotated[frozenset[Annotated[str, Field(min_length=1)]], Field(min_len
 
 
 class LimitSettings(BaseModel):
-    """What clients are told apart by, and how much each of them may have."""
+    """The key that clients are counted by, and the limits of each."""
 
     by: _By = Field(
         default=("key",),
@@ -114,13 +114,13 @@ class RateLimitConfig(LimitSettings, PluginConfig):
         return self
 
     def rules(self) -> Iterator[RuleSettings]:
-        """All rules, that of the section itself first."""
+        """Yield all rules, that of the section itself first."""
         if self.limits_something:
             yield RuleSettings.model_validate({name: getattr(self, name) for name in LimitSettings.model_fields})
         yield from self.limits
 
     def remarks(self) -> list[str]:
-        """That nothing is limited, if so."""
+        """Return a remark if nothing is limited."""
         if any(self.rules()):
             return []
         return ["admission rate-limit limits nothing: set `requests_per_minute`, or rules in `limits`."]

@@ -1,4 +1,4 @@
-"""What operators see of the limits."""
+"""The metrics of the limits."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Meters:
         )
 
     def refused(self, rule: str, limit: str) -> None:
-        """A request was refused."""
+        """Record that a request was refused."""
         self._refused.labels(rule, limit).inc()
 
     def stale(self, stale: bool) -> None:
-        """Whether the server that counts for all frontends cannot be asked now."""
+        """Set whether the server that counts for all frontends cannot be asked now."""
         self._metrics.gauge(
             "dynamo_admission_rate_limit_stale", "1 while Redis does not answer, which counts for all frontends."
         ).labels().set(stale)

@@ -1,4 +1,4 @@
-"""A rule: to which requests it applies, what it tells apart, and how much it allows."""
+"""A rule: the requests it applies to, the key it counts by, and its limits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ REQUESTS, TOKENS, CONCURRENCY = "requests", "tokens", "concurrency"
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So much a minute, of which at most `capacity` is saved up."""
+    """An amount a minute, of which at most `capacity` is saved up."""
 
     per_minute: float
     capacity: float
 
     @classmethod
     def of(cls, per_minute: float | None, burst: int | None) -> Self | None:
-        """A rate of the settings; None if they have none. A whole one can be saved up always."""
+        """Return a rate of the settings; None if they have none. A whole one can be saved up always."""
         return None if per_minute is None else cls(per_minute, max(1.0, per_minute if burst is None else burst))
 
     @property
@@ -46,7 +46,7 @@ class Rule:
 
     @classmethod
     def of(cls, settings: RuleSettings) -> Self:
-        """The rule that settings describe."""
+        """Return the rule that settings describe."""
         return cls(
             settings.label,
             settings.by,
@@ -59,7 +59,7 @@ class Rule:
         )
 
     def values(self, principal: Principal, model: str) -> tuple[str, ...] | None:
-        """What the rule tells this request apart by; None if it does not apply."""
+        """Return what the rule tells this request apart by; None if it does not apply."""
         if self.keys is not None and principal.key_id not in self.keys:
             return None
         if self.tenants is not None and principal.tenant not in self.tenants:
@@ -70,7 +70,7 @@ class Rule:
         return tuple([known[name] for name in self.by])
 
     def message(self, limit: str) -> str:
-        """What a client is told that is over a limit; never a name of a key, tenant, user or model."""
+        """Return what a client is told that is over a limit; never a name of a key, tenant, user or model."""
         whose = f"for each {' and '.join(self.by)}" if self.by else "for all clients together"
         if limit == CONCURRENCY:
             allowed = f"{self.concurrency} concurrent requests"

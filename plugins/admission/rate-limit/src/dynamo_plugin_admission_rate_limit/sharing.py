@@ -1,4 +1,4 @@
-"""Asks the server that counts for all frontends, for many requests at a time."""
+"""Batched requests to the server that counts for all frontends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _POLICIES = {
 
 @dataclass(frozen=True, slots=True)
 class BucketReport:
-    """What the server has to know of a bucket: what was spent since it was last told, and what is under way here."""
+    """A report on a bucket to the server: the amount spent since the last report, and what is under way here."""
 
     rule: Rule
     values: tuple[str, ...]
@@ -45,7 +45,7 @@ class BucketReport:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Whether a request may begin. `buckets` are places in the list of reports."""
+    """A request to begin. `buckets` are places in the list of reports."""
 
     prompt: int
     buckets: Sequence[int]
@@ -68,19 +68,19 @@ class Reply:
 
 
 class Store(ABC):
-    """Where the buckets are. Every method raises `CannotConnect` if the store cannot be asked."""
+    """The store of the buckets. Every method raises `CannotConnect` if the store cannot be asked."""
 
     @abstractmethod
     async def exchange(self, reports: Sequence[BucketReport], questions: Sequence[Question]) -> Reply:
-        """Takes in the reports, then decides each question in turn."""
+        """Take in the reports, then decide each question in turn."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Ends the connection; another use makes a new one."""
+        """End the connection; another use makes a new one."""
 
 
 class Outcome(Enum):
-    """What came of a request: it is let in and counted, or the server could not be asked."""
+    """The outcome of a request: it is admitted and counted, or the server could not be asked."""
 
     GRANTED = auto()
     AWAY = auto()
@@ -96,7 +96,7 @@ class Shortage:
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A request that the server is to be asked for."""
+    """A request that waits for the server's answer."""
 
     buckets: Sequence[Bucket]
     prompt: int
@@ -104,7 +104,7 @@ class _Pending:
 
 
 class Sharing:
-    """Owns the task that asks. While one exchange is under way, requests wait for the next, all together.
+    """The task that asks the server. During one exchange, requests wait for the next, all together.
 
     A request waits for two exchanges at the most, so for twice `timeout`. After a failure none waits until the server
     has answered again. What was spent in the meantime, and what an exchange without an answer was to tell, is told
@@ -131,14 +131,14 @@ class Sharing:
         meters.stale(True)
 
     async def start(self) -> None:
-        """Begins, and returns after the first exchange, also if it failed."""
+        """Begin, and return after the first exchange, also if it failed."""
         self._tasks.spawn(self._run(), name="share-rate-limits")
         with suppress(TimeoutError):
             async with asyncio.timeout(2 * self._config.timeout):
                 await self._exchanged.wait()
 
     async def aclose(self) -> None:
-        """Ends, and reports that nothing is under way here. Safe twice, and without `start`."""
+        """End, and report that nothing is under way here. Safe twice, and without `start`."""
         reached, self.reached, self._closed = self.reached, False, True
         await self._tasks.aclose()
         if reached:
@@ -151,7 +151,7 @@ class Sharing:
         await self._store.aclose()
 
     async def ask(self, buckets: Sequence[Bucket], prompt: int) -> Outcome | Shortage:
-        """Whether a request may begin; if so, it counts as under way here."""
+        """Return whether a request may begin; if so, it counts as under way here."""
         pending = _Pending(buckets, prompt, asyncio.get_running_loop().create_future())
         for bucket in buckets:
             bucket.pinned += 1
@@ -171,14 +171,14 @@ class Sharing:
                 bucket.pinned -= 1
 
     def began(self, bucket: Bucket) -> None:
-        """A request begins that has this bucket."""
+        """Record that a request begins that has this bucket."""
         bucket.running += 1
         if bucket.rule.concurrency is not None:
             self._counted.add(bucket)
         self._note(bucket)
 
     def ended(self, bucket: Bucket) -> None:
-        """A request is over that had this bucket."""
+        """Record that a request is over that had this bucket."""
         bucket.running -= 1
         if not bucket.running:
             self._counted.discard(bucket)
@@ -188,14 +188,14 @@ class Sharing:
         self._note(bucket)
 
     def _take_back(self, pending: _Pending) -> None:
-        """The client has left before it was told that its request may begin."""
+        """Take back the admission of a client that left before it heard of it."""
         now = asyncio.get_running_loop().time()
         for bucket in pending.buckets:
             bucket.spend(-1, -pending.prompt, now)
             self._note(bucket)
 
     def _note(self, bucket: Bucket) -> None:
-        """Plans to tell the server what a bucket owes."""
+        """Plan to tell the server what a bucket owes."""
         if bucket.owes:
             self._changed[bucket] = None
             self._wake.set()
@@ -219,7 +219,7 @@ class Sharing:
             self._exchanged.set()
 
     async def _wait(self) -> None:
-        """Returns when there is something to exchange, or the server has to hear again of what runs."""
+        """Return when there is something to exchange, or the server has to hear again of what runs."""
         now = asyncio.get_running_loop().time()
         if not (self._pending or self._changed) and now < self._due:
             self._wake.clear()
@@ -228,7 +228,7 @@ class Sharing:
                     await self._wake.wait()
 
     async def _round(self) -> None:
-        """One exchange."""
+        """Make one exchange."""
         loop = asyncio.get_running_loop()
         if loop.time() >= self._due or not self.reached:
             self._changed.update(dict.fromkeys(self._counted))
@@ -255,7 +255,7 @@ class Sharing:
         self._apply(asked, list(places), reply)
 
     def _report(self, bucket: Bucket) -> BucketReport:
-        """What is to be told of a bucket, which owes nothing any more."""
+        """Return what is to be told of a bucket, which owes nothing any more."""
         running = 0 if self._closed else bucket.running
         report = BucketReport(bucket.rule, bucket.values, bucket.owed_requests, bucket.owed_tokens, running)
         bucket.owed_requests = bucket.owed_tokens = 0
@@ -279,7 +279,7 @@ class Sharing:
                 pending.answer.set_result(Outcome.GRANTED)
 
     def _give_up(self) -> None:
-        """Leaves the requests that wait to what happens without the server."""
+        """Leave the requests that wait to what happens without the server."""
         while self._pending:
             answer = self._pending.popleft().answer
             if not answer.done():

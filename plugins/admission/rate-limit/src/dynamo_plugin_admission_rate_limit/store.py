@@ -179,7 +179,7 @@ def _rate(rate: Rate | None) -> tuple[float, float]:
 
 
 def _reply(answer: Any, reports: int, questions: int) -> Reply:
-    """What the script has answered.
+    """Return what the script has answered.
 
     Raises:
         CannotConnect: something else has.

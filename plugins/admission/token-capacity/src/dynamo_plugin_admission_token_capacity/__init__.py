@@ -1,4 +1,4 @@
-"""Admission by what workers have to do: requests are refused while all of them are busy."""
+"""Admission by worker load: requests are refused while all workers are busy."""
 
 from __future__ import annotations
 

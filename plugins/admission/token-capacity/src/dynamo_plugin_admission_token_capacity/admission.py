@@ -12,17 +12,17 @@ _PERMIT = Permit()
 
 
 class TokenCapacityAdmission(Admission):
-    """Holds nothing for a request: what runs where is core's to count, and each request reads what is free."""
+    """Admission by load. It holds nothing for a request: core counts, and each request reads the free room."""
 
     NAME = "token-capacity"
     ARMS_THRESHOLDS: ClassVar[bool] = True
 
     def is_busy(self, model: str, ranks: Sequence[RankLoad]) -> bool:
-        """Whether every rank is over a threshold of the model."""
+        """Return whether every rank is over a threshold of the model."""
         return self.services.thresholds.of(model).busy(ranks)
 
     def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
-        """Refuses while a pool has workers in service but none that is free, before the prompt is looked at.
+        """Refuse while a pool has workers in service but none that is free, before the prompt is looked at.
 
         A pool without workers in service is another error, which the router tells.
         """
@@ -31,7 +31,7 @@ class TokenCapacityAdmission(Admission):
                 raise ServiceOverloaded(retry_after=self.services.retry_after(model))
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
-        """The same look again, as time has passed since the first."""
+        """Return the same look again, as time has passed since the first."""
         for pool in pools:
             self.precheck(pool.model, principal, (pool,))
         return _PERMIT

@@ -27,7 +27,7 @@ _FAILING = (408, 429, 500, 502, 503, 504)
 
 
 class Client:
-    """For the tasks of one event loop. What is asked may be asked twice, of two servers."""
+    """A client for the tasks of one event loop. A request may be sent twice, to two servers."""
 
     def __init__(self, config: EtcdConfig, tls: ssl.SSLContext | None) -> None:
         self._config = config
@@ -42,7 +42,7 @@ class Client:
         return self._config.endpoints[self._at]
 
     async def ask(self, path: str, body: Json) -> Json:
-        """One request, of one server after the other until one serves.
+        """Return one request, of one server after the other until one serves.
 
         Raises:
             CannotConnect: none does; `Refused` if one is there and says no.
@@ -64,7 +64,7 @@ class Client:
 
     @asynccontextmanager
     async def stream(self, path: str, body: Json) -> AsyncIterator[Messages]:
-        """A request whose answer is many messages, of the server that answered last.
+        """Yield a request whose answer is many messages, of the server that answered last.
 
         Raises:
             CannotConnect: it could not be opened.
@@ -81,11 +81,11 @@ class Client:
             yield Messages(stream)
 
     def forget_login(self) -> None:
-        """The next request logs in anew."""
+        """Make the next request log in anew."""
         self._token = None
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def _ask(self, endpoint: str, path: str, body: Json) -> Json:
@@ -101,7 +101,7 @@ class Client:
         raise AssertionError("unreachable")
 
     async def _logged_in(self, endpoint: str) -> str | None:
-        """The token; None if there is none to be had."""
+        """Return the token; None if there is none to be had."""
         name, password = self._config.username, self._config.password
         if name is None or password is None:
             return None
@@ -149,7 +149,7 @@ class Messages:
         return self._stream.server
 
     async def read(self) -> list[Json]:
-        """The messages that have arrived since, perhaps none yet.
+        """Return the messages that have arrived since, perhaps none yet.
 
         Raises:
             CannotConnect: the stream has ended, or says so.
@@ -167,7 +167,7 @@ class Messages:
 
 
 def tls_context(config: EtcdConfig) -> ssl.SSLContext | None:
-    """What encrypted connections are made with; None if there are none.
+    """Return what encrypted connections are made with; None if there are none.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -182,7 +182,7 @@ def _authorization(token: str | None) -> dict[str, str]:
 
 
 def _is_failure(answer: dict[str, Any]) -> bool:
-    """Whether it is an error of etcd, and not of another service that speaks JSON."""
+    """Return whether it is an error of etcd, and not of another service that speaks JSON."""
     code = answer.get("code", answer.get("grpc_code"))
     return isinstance(code, int) and 0 <= code <= LAST
 

@@ -14,7 +14,7 @@ DEFAULT_PORT = 2379
 
 
 class EtcdConfig(PluginConfig):
-    """Where the cluster is, how to log in, and how soon a silent process counts as dead. Times in seconds."""
+    """The cluster's address, the login, and the time until a silent process counts as dead. Times in seconds."""
 
     endpoints: tuple[str, ...] = Field(
         default=(f"http://127.0.0.1:{DEFAULT_PORT}",),
@@ -70,7 +70,7 @@ class EtcdConfig(PluginConfig):
 
 
 def _address(text: str) -> str:
-    """An address in full.
+    """Return an address in full.
 
     Raises:
         ValueError: it is none, or holds what has a key of its own.

@@ -53,7 +53,7 @@ class EtcdDiscovery(RemoteDiscovery[Store]):
             raise
 
     async def _refuse_strangers(self) -> None:
-        """Finds out which server hangs up on HTTP, as Redis does, which takes it for an attack."""
+        """Find out which server hangs up on HTTP, as Redis does, which takes it for an attack."""
         for endpoint in self._settings.endpoints:
             address = urlsplit(endpoint)
             words = (

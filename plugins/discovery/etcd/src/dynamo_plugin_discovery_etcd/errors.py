@@ -1,4 +1,4 @@
-"""What goes wrong with etcd, in one line that names the server; never a secret."""
+"""Errors of etcd in one line that names the server, never a secret."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Status(Exception):
 
 
 def failure(where: str, code: int, message: str) -> Exception:
-    """The exception for what a server says."""
+    """Return the exception for what a server says."""
     about = " ".join(message.split()).removeprefix("etcdserver: ").rstrip(".")
     if code == LOGIN or "auth token" in about or "auth store is old" in about:
         return TokenExpired(about)
@@ -44,7 +44,7 @@ def failure(where: str, code: int, message: str) -> Exception:
 
 
 def as_config_error(error: CannotConnect) -> ConfigError | None:
-    """The error if waiting would not help, with the key and the remedy; None if it would."""
+    """Return the error if waiting would not help, with the key and the remedy; None if it would."""
     text = str(error)
     if isinstance(error, Denied):
         return ConfigError(

@@ -42,7 +42,7 @@ class EtcdFollower(Follower):
             self._report(self._view.listed(listing, asked_at, time.monotonic()))
 
     async def _follow_changes(self) -> None:
-        """Returns when the changes cannot be followed any further."""
+        """Return when the changes cannot be followed any further."""
         try:
             await self._follow_stream()
         except Relist as reason:
@@ -106,7 +106,7 @@ class EtcdFollower(Follower):
         raise CannotConnect(f"etcd has ended the watch: {reason}")
 
     async def _check(self, messages: Messages) -> None:
-        """Whether the server is there and its changes still arrive: a stream of a dead connection is silent too."""
+        """Check that the server is there and its changes still arrive: a stream of a dead connection is silent too."""
         newest, count = await self._store.newest()
         if self._store.client.endpoint != messages.endpoint:
             raise Relist(f"{messages.endpoint} does not serve")

@@ -25,7 +25,7 @@ class Store:
         self.keys = keys
 
     async def grant(self, lease: int, ttl: float) -> None:
-        """Makes a lease; one that is there is fine. `ttl` in seconds."""
+        """Make a lease; one that is there is fine. `ttl` in seconds."""
         body = {"ID": str(lease), "TTL": str(math.ceil(ttl))}
         try:
             await self._ask("/v3/lease/grant", body)
@@ -35,7 +35,7 @@ class Store:
                 raise _unexpected(error) from error
 
     async def keep_alive(self, lease: int) -> set[str] | None:
-        """Renews a lease. The keys that it holds; None if it is gone."""
+        """Renew a lease. The keys that it holds; None if it is gone."""
         answer = await self._plain("/v3/lease/keepalive", {"ID": str(lease)})
         if number(answer, "TTL") <= 0:
             return None
@@ -45,7 +45,7 @@ class Store:
         return {self.keys.name(key) for key in answer.get("keys", ())}
 
     async def revoke(self, lease: int) -> None:
-        """Ends a lease and removes its records; one that is gone is fine."""
+        """End a lease and remove its records; one that is gone is fine."""
         try:
             await self._ask("/v3/lease/revoke", {"ID": str(lease)})
         except Status as error:
@@ -53,7 +53,7 @@ class Store:
                 raise _unexpected(error) from error
 
     async def put(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record, whichever lease held the key; False if there is no such lease."""
+        """Write a record, whichever lease held the key; False if there is no such lease."""
         try:
             await self._ask("/v3/kv/put", self._record(lease, key, value))
         except Status as error:
@@ -63,7 +63,7 @@ class Store:
         return True
 
     async def reclaim(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record unless another lease, or a value without one, has taken its key; whether it was written.
+        """Write a record unless another lease, or a value without one, has taken its key; whether it was written.
 
         Raises:
             CannotConnect: also if there is no such lease.
@@ -84,19 +84,19 @@ class Store:
         return any(response.get("succeeded", False) for response in inner)
 
     async def remove(self, lease: int, key: str) -> None:
-        """Removes a record if this lease holds it."""
+        """Remove a record if this lease holds it."""
         removes = [{"requestDeleteRange": {"key": self.keys.one(key)}}]
         await self._plain("/v3/kv/txn", {"compare": [self._held_by(lease, key)], "success": removes})
 
     async def put_value(self, key: str, value: bytes | None) -> None:
-        """Writes a value that outlives its writer; None removes it."""
+        """Write a value that outlives its writer; None removes it."""
         if value is None:
             await self.remove(NO_LEASE, key)
         else:
             await self.put(NO_LEASE, key, value)
 
     async def list(self) -> Listing:
-        """All records, as of now. Pages are of one revision."""
+        """Return all records, as of now. Pages are of one revision."""
         body: Json = {"limit": str(PAGE)}
         records: dict[str, Record] = {}
         after: str | None = None
@@ -115,14 +115,14 @@ class Store:
             after = next(reversed(page))
 
     async def newest(self) -> tuple[int, int]:
-        """The revision of the newest record (0 if there is none), and how many there are."""
+        """Return the revision of the newest record (0 if there is none), and how many there are."""
         order = {"sort_target": "MOD", "sort_order": "DESCEND", "limit": "1", "keys_only": True}
         answer = await self._plain("/v3/kv/range", self.keys.everything() | order)
         revision = max((number(fields, "mod_revision") for fields in answer.get("kvs", ())), default=0)
         return revision, number(answer, "count")
 
     async def probe(self) -> None:
-        """Finds out whether the user may read and write, and writes nothing: no version is below 0."""
+        """Find out whether the user may read and write, and write nothing: no version is below 0."""
         await self.list()
         never = {"key": self.keys.one("-"), "target": "VERSION", "result": "LESS", "version": "0"}
         removes = {"requestDeleteRange": self.keys.everything()}
@@ -130,20 +130,20 @@ class Store:
 
     @asynccontextmanager
     async def changes(self, revision: int) -> AsyncIterator[Messages]:
-        """The changes from a revision on."""
+        """Yield the changes from a revision on."""
         request = self.keys.everything() | {"start_revision": str(revision)}
         async with self.client.stream("/v3/watch", {"create_request": request}) as messages:
             yield messages
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self.client.aclose()
 
     async def _ask(self, path: str, body: Json) -> Json:
         return await self.client.ask(path, body)
 
     async def _plain(self, path: str, body: Json) -> Json:
-        """As `_ask`, where nothing can be missing."""
+        """Ask like `_ask`, where nothing can be missing."""
         try:
             return await self.client.ask(path, body)
         except Status as error:

@@ -1,4 +1,4 @@
-"""`View`: what one process sees of the store, and the events that follow for its watches."""
+"""`View`: one process's view of the store, and the events for its watches."""
 
 from __future__ import annotations
 
@@ -40,16 +40,19 @@ class View:
         return len(self._records)
 
     def failed(self) -> list[WatchEvent]:
-        """The store cannot be read."""
+        """Return the changes that follow when the store cannot be read."""
         self._away = True
         return self._mark_stale()
 
     def broken(self) -> None:
-        """Changes come no more, until the next listing."""
+        """Record that changes come no more, until the next listing."""
         self._broken = True
 
     def listed(self, listing: Listing, asked_at: int, now: float) -> list[WatchEvent]:
-        """Everything has been read. `asked_at` is the `revision` of before: a store never goes back by itself."""
+        """Apply a listing that has been read in full.
+
+        `asked_at` is the `revision` of before: a store never goes back by itself.
+        """
         emptied = self.synced and (listing.cluster != self._cluster or listing.revision < asked_at)
         following = not (self._away or self._broken)
         if not emptied and following and listing.revision < self.revision:
@@ -75,7 +78,7 @@ class View:
         return events + self.tick(now)
 
     def changed(self, changes: Iterable[Change], now: float) -> list[WatchEvent]:
-        """Changes have come, the oldest first. What a listing had already is passed over."""
+        """Apply changes that have come, the oldest first. What a listing had already is passed over."""
         events: list[WatchEvent] = []
         known = self.revision
         changes = [change for change in changes if change.revision > known]
@@ -112,7 +115,7 @@ class View:
         return events
 
     def _wipes(self, changes: Iterable[Change]) -> bool:
-        """Whether the store has been emptied: a lease that ends takes its own records only."""
+        """Return whether the store has been emptied: a lease that ends takes its own records only."""
         leases: dict[int, set[int]] = {}
         for change in changes:
             before = self._records.get(change.key)

@@ -1,4 +1,4 @@
-"""How keys, values and numbers look in etcd's JSON: bytes in base64, 64-bit numbers as text, zeros left out."""
+"""The JSON encoding of etcd: bytes in base64, 64-bit numbers as text, zeros left out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a watch of the store tells: a record that was put, or None for one that is gone."""
+    """A change reported by a watch of the store: the record, or None for one that is gone."""
 
     key: str
     revision: int
@@ -45,21 +45,21 @@ class Keys:
         self._end = self._start[:-1] + bytes([self._start[-1] + 1])
 
     def one(self, key: str) -> str:
-        """One key."""
+        """Return one key."""
         return text(self._start + _bytes(key))
 
     def everything(self, after: str | None = None) -> Json:
-        """The range of all keys, or of those after one."""
+        """Return the range of all keys, or of those after one."""
         start = self._start if after is None else self._start + _bytes(after) + b"\x00"
         return {"key": text(start), "range_end": text(self._end)}
 
     def name(self, key: str) -> str:
-        """The reverse of `one`."""
+        """Return the reverse of `one`."""
         return b64decode(key)[len(self._start) :].decode(errors="surrogateescape")
 
 
 def text(data: bytes) -> str:
-    """Bytes in base64."""
+    """Return bytes in base64."""
     return b64encode(data).decode()
 
 
@@ -69,10 +69,10 @@ def _bytes(key: str) -> bytes:
 
 
 def number(fields: Json, name: str) -> int:
-    """A number, 0 if it is left out."""
+    """Return a number, 0 if it is left out."""
     return int(fields.get(name, 0))
 
 
 def record(fields: Json) -> Record:
-    """What a key holds."""
+    """Return what a key holds."""
     return Record(number(fields, "lease"), number(fields, "mod_revision"), b64decode(fields.get("value", "")))

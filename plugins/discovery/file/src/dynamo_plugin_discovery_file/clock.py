@@ -1,4 +1,4 @@
-"""The two clocks: one that only counts, and the host's, which may jump."""
+"""The two clocks: a monotonic one, and the host's, which may jump."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Where the time comes from. Deadlines use `monotonic` (seconds), file times use `wall` (nanoseconds)."""
+    """A source of time. Deadlines use `monotonic` (seconds), file times use `wall` (nanoseconds)."""
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], int] = time.time_ns

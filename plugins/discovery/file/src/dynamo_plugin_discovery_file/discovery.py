@@ -50,7 +50,7 @@ class FileConfig(PluginConfig):
     @field_validator("path")
     @classmethod
     def _check_path(cls, path: str | None) -> str | None:
-        """Finds what can be no folder without making one, so that `dynamo check` tells of it."""
+        """Find what can be no folder without making one, so that `dynamo check` tells of it."""
         if path is not None:
             folder = Path(path).expanduser().absolute()
             there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
@@ -95,7 +95,7 @@ class FileDiscovery(Discovery):
         return self._folder.path
 
     async def start(self) -> None:
-        """Makes the folder.
+        """Make the folder.
 
         Raises:
             ConfigError: it cannot be made, or must not be used: it belongs to another user.

@@ -37,7 +37,7 @@ _NOISE_BITS = 20
 
 
 class UnsafeFolder(OSError):
-    """The folder is not one whose content can be trusted. The message says why and how to mend it."""
+    """The folder's content cannot be trusted. The message has the reason and the remedy."""
 
 
 class Signature(NamedTuple):
@@ -59,7 +59,7 @@ class Folder:
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Makes the folder and whatever of it is missing.
+        """Make the folder and whatever of it is missing.
 
         Raises:
             OSError: it cannot be made; `UnsafeFolder` if something is there that must not be used.
@@ -79,7 +79,7 @@ class Folder:
 
     @contextmanager
     def open(self) -> Iterator[Place]:
-        """The folder as it is now.
+        """Yield the folder as it is now.
 
         Raises:
             OSError: it, or a part of it, is missing, cannot be read, or must not be used (`UnsafeFolder`).
@@ -91,7 +91,7 @@ class Folder:
             os.close(root)
 
     def new_time(self) -> int:
-        """A modification time, in nanoseconds, that this process has not given to any file yet."""
+        """Return a modification time, in nanoseconds, that this process has not given to any file yet."""
         with self._lock:
             self._last_time = max(self._clock.wall() + secrets.randbits(_NOISE_BITS), self._last_time + 1)
             return self._last_time
@@ -131,14 +131,14 @@ class Place:
         self._root = root
 
     def signature(self, name: str) -> Signature | None:
-        """The state of a file; None if there is none. A directory's `modified` changes with its entries."""
+        """Return the state of a file; None if there is none. A directory's `modified` changes with its entries."""
         try:
             return _signature(os.stat(name, dir_fd=self._root, follow_symlinks=False))
         except FileNotFoundError:
             return None
 
     def require(self, name: str) -> Signature:
-        """As `signature`, but a missing file is an error."""
+        """Return the signature like `signature`, but a missing file is an error."""
         return _signature(os.stat(name, dir_fd=self._root, follow_symlinks=False))
 
     def listing(self, area: str, *, thorough: bool = True) -> Iterator[tuple[str, int, Signature | None]]:
@@ -161,7 +161,7 @@ class Place:
             os.close(handle)
 
     def read(self, name: str, limit: int) -> tuple[Signature, bytes]:
-        """State and content of a plain file, of which at most `limit` + 1 bytes are read."""
+        """Return state and content of a plain file, of which at most `limit` + 1 bytes are read."""
         # Without O_NONBLOCK a named pipe would hold the reader for ever.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         handle = os.open(name, flags, dir_fd=self._root)
@@ -177,9 +177,9 @@ class Place:
             os.close(handle)
 
     def write(self, name: str, data: bytes, *, exclusive: bool = False) -> Signature:
-        """Puts a complete file in the place of what was there; if `exclusive`, a file that is there stays.
+        """Put a complete file in the place of what was there; if `exclusive`, a file that is there stays.
 
-        Returns the state of the file that was written, also if it gave way.
+        Return the state of the file that was written, also if it gave way.
         """
         temporary = f"{TMP}/{secrets.token_hex(12)}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -205,17 +205,17 @@ class Place:
         return written
 
     def touch(self, name: str) -> None:
-        """Gives a file a new modification time. Needs no room on the disk."""
+        """Give a file a new modification time. Needs no room on the disk."""
         time = self._folder.new_time()
         os.utime(name, ns=(time, time), dir_fd=self._root, follow_symlinks=False)
 
     def remove(self, name: str) -> None:
-        """Removes a file; one that is not there is fine."""
+        """Remove a file; one that is not there is fine."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._root)
 
     def remove_if(self, name: str, state: Signature) -> bool:
-        """Removes a file if it still is in that state; whether it did.
+        """Remove a file if it still is in that state; whether it did.
 
         Between a look and a removal another process may put a new file there. So the file is taken aside first; if it
         turns out to be another one, it is put back, unless a still newer one has come.

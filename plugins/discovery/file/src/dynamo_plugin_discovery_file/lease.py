@@ -83,7 +83,7 @@ class FileLease(HeartbeatLease):
     # In threads.
 
     def register(self) -> None:
-        """Writes the lease and all its records anew, and makes the folder if it is missing.
+        """Write the lease and all its records anew, and make the folder if it is missing.
 
         Raises:
             OSError: that was not possible.
@@ -93,7 +93,7 @@ class FileLease(HeartbeatLease):
             self.due = self._clock.monotonic() + self._heartbeat
 
     def beat(self) -> None:
-        """Renews the lease, mends records that are missing or damaged, and registers again if the lease is gone."""
+        """Renew the lease, mends records that are missing or damaged, and register again if the lease is gone."""
         now = self._clock.monotonic()
         with self._lock:
             if self.ended:
@@ -215,7 +215,10 @@ class FileLease(HeartbeatLease):
             place.remove_if(_path(key), state)
 
     def _look(self, place: Place, key: str, held: _Held) -> tuple[int, bool]:
-        """Whose record is in the key's file now, and whether it is as it was put; this lease's if it is damaged."""
+        """Return whose record is in the key's file now, and whether it is as it was put.
+
+        This lease's if it is damaged.
+        """
         try:
             record = decode(place.read(_path(key), MAX_RECORD)[1])
         except (OSError, ValueError):
@@ -231,7 +234,7 @@ class FileLease(HeartbeatLease):
 
 
 def cannot_write(folder: Folder, error: OSError) -> CannotConnect:
-    """The error of a caller whose record could not be written."""
+    """Return the error of a caller whose record could not be written."""
     return CannotConnect(f"discovery folder {folder.path} cannot be written: {error.strerror or error}", cause=error)
 
 

@@ -1,4 +1,4 @@
-"""The files of the folder: how a record and a lease are written, and how a key becomes a file name.
+"""The files of the folder: the encoding of records and leases, and file names for keys.
 
 A record is one line that says what it is, then the value as it was put::
 
@@ -27,7 +27,7 @@ _CUT = 120
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What one file of the folder says; `lease` is `NO_LEASE` for a value that outlives its writer."""
+    """The content of one file of the folder; `lease` is `NO_LEASE` for a value that outlives its writer."""
 
     key: str
     value: bytes
@@ -35,7 +35,7 @@ class Record:
 
 
 def file_name(key: str) -> str:
-    """The bare file name of a key: percent-encoded, also ``/``, and never with a leading dot."""
+    """Return the bare file name of a key: percent-encoded, also ``/``, and never with a leading dot."""
     name = quote(key, safe="")
     if name.startswith("."):
         name = "%2E" + name[1:]
@@ -45,13 +45,13 @@ def file_name(key: str) -> str:
 
 
 def encode(record: Record) -> bytes:
-    """The content of a record's file."""
+    """Return the content of a record's file."""
     key = quote(record.key, safe="")
     return f"{_MAGIC} {record.lease:016x} {_checksum(record):08x} {key}\n".encode() + record.value
 
 
 def decode(data: bytes) -> Record:
-    """Reads what `encode` wrote.
+    """Read what `encode` wrote.
 
     Raises:
         ValueError: it is something else, or damaged.
@@ -68,12 +68,12 @@ def decode(data: bytes) -> Record:
 
 
 def encode_lease(ttl: float) -> bytes:
-    """The content of a lease's file; `ttl` in seconds."""
+    """Return the content of a lease's file; `ttl` in seconds."""
     return f"{_LEASE_MAGIC} {ttl!r}\n".encode()
 
 
 def decode_lease(data: bytes) -> float:
-    """The seconds that a lease lives without a heartbeat.
+    """Return the seconds that a lease lives without a heartbeat.
 
     Raises:
         ValueError: it is not the file of a lease.
@@ -86,7 +86,7 @@ def decode_lease(data: bytes) -> float:
 
 
 def lease_name(lease: int) -> str:
-    """The file name of a lease."""
+    """Return the file name of a lease."""
     return f"{lease:016x}"
 
 

@@ -1,4 +1,4 @@
-"""What the folder says, read again and again: which records are there whose leases live, and what has changed."""
+"""The scanner of the folder: live records, and their changes since the last look."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ JUMP = 0.25
 
 @dataclass(slots=True)
 class _File:
-    """A file among the records; `record` is None if it cannot be read. `inode` is what the directory says it is."""
+    """A file among the records; `record` is None if it cannot be read. `inode` is from the directory."""
 
     inode: int
     state: Signature
@@ -53,7 +53,7 @@ class _LeaseState:
 
 
 class Scanner:
-    """The view of one process. `poll` reads what may have changed and tells the differences.
+    """One process's view of the folder. `poll` reads what may have changed and returns the differences.
 
     A lease lives while its heartbeat changes: it is dead once nothing has changed for its ttl, counted on the clock
     that only counts. File times only refine when the last change was; a jump of the host's clock starts the counting
@@ -95,7 +95,10 @@ class Scanner:
         self.stale = False
 
     def poll(self) -> list[WatchEvent]:
-        """The differences since the last call, including `STALE` and `FRESH`; removed first, then put, oldest first."""
+        """Return the differences since the last call, including `STALE` and `FRESH`.
+
+        Removed first, then put, oldest first.
+        """
         now, wall = self._clock.monotonic(), self._clock.wall()
         self._watch_the_clocks(now, wall)
         try:
@@ -132,7 +135,7 @@ class Scanner:
                 lease.seen = now
 
     def _note_another_folder(self, place: Place) -> list[WatchEvent]:
-        """Notices that the folder has been removed and made anew between two looks."""
+        """Notice that the folder has been removed and made anew between two looks."""
         known, self._format = self._format, place.require(FORMAT)
         if known is None or known == self._format:
             return []
@@ -164,7 +167,7 @@ class Scanner:
     # Files.
 
     def _scan(self, place: Place, now: float) -> bool:
-        """Reads the files that changed, if there may be any; whether there were."""
+        """Read the files that changed, if there may be any; whether there were."""
         directory = place.require(RECORDS)
         ticking = time.monotonic()
         if directory != self._directory:
@@ -214,7 +217,7 @@ class Scanner:
         return _File(inode, state, record)
 
     def _note(self, name: str, before: _File | None, after: _File | None) -> None:
-        """A file has changed, come or gone."""
+        """Note a file that has changed, come or gone."""
         for file in (before, after):
             if file is None or file.record is None:
                 continue
@@ -232,7 +235,7 @@ class Scanner:
     # Leases.
 
     def _look_at_leases(self, place: Place, now: float, wall: int) -> None:
-        """Looks at the leases that are due or new."""
+        """Look at the leases that are due or new."""
         for number in self._leases.keys() - self._held.keys():
             del self._leases[number]
         for number, names in self._held.items():
@@ -277,7 +280,7 @@ class Scanner:
             return self._ttl
 
     def _clear_away(self, place: Place, number: int, lease: _LeaseState, names: Collection[str]) -> None:
-        """Removes what a dead lease has left. Others do the same at the same time."""
+        """Remove what a dead lease has left. Others do the same at the same time."""
         try:
             for name in names:
                 place.remove_if(f"{RECORDS}/{name}", self._files[name].state)
@@ -289,7 +292,7 @@ class Scanner:
     # The view.
 
     def _changes(self) -> list[WatchEvent]:
-        """The differences among the keys that may have some."""
+        """Return the differences among the keys that may have some."""
         suspects, self._suspects = self._suspects, set()
         gone: list[WatchEvent] = []
         put: list[tuple[int, WatchEvent]] = []
@@ -305,7 +308,7 @@ class Scanner:
         return [*gone, *(event for _, event in put)]
 
     def _differences(self, now: float) -> list[WatchEvent]:
-        """As `_changes`, for all there is: after the folder was away, some may have to be kept that are not there."""
+        """Return the changes like `_changes`, for all files: after a loss of the folder, missing ones may be kept."""
         self._suspects.clear()
         there = [file for file in self._files.values() if file.record is not None and self._lives(file.record.lease)]
         there.sort(key=lambda file: file.state.modified)

@@ -48,13 +48,13 @@ class Token:
                 ) from error
 
     def current(self) -> str | None:
-        """The token; None if there is none."""
+        """Return the token; None if there is none."""
         if self._file is not None and self._clock() - self._read_at >= REREAD:
             self._reread(self._file)
         return self._value
 
     def another(self, refused: str | None) -> bool:
-        """Whether there is another one than the one that was refused."""
+        """Return whether there is another one than the one that was refused."""
         if self._file is not None:
             self._reread(self._file)
         return self._value != refused
@@ -70,7 +70,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """All that is needed to ask."""
+    """The address and credentials of the API server."""
 
     url: str
     namespace: str
@@ -81,7 +81,7 @@ class Access:
 
 
 def find_access(config: KubernetesConfig, environment: Mapping[str, str] = os.environ) -> Access:
-    """Combines the settings with what Kubernetes gives the pod. Reads files.
+    """Combine the settings with what Kubernetes gives the pod. Reads files.
 
     Raises:
         ConfigError: something is missing, or cannot be used.

@@ -19,7 +19,7 @@ MAX_PAUSE = 60.0
 
 
 class Client:
-    """For the tasks of one event loop."""
+    """A client for the tasks of one event loop."""
 
     def __init__(self, access: Access, timeout: float) -> None:
         """`timeout` in seconds, for one answer, pauses that the server asks for included."""
@@ -32,7 +32,7 @@ class Client:
     async def ask(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Json | None = None
     ) -> Json:
-        """One request, and the object that is the answer.
+        """Return one request, and the object that is the answer.
 
         Raises:
             CannotConnect: the server cannot be asked; `Refused` if it is there and does not let this process.
@@ -43,7 +43,7 @@ class Client:
 
     @asynccontextmanager
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Events]:
-        """The changes of a collection.
+        """Yield the changes of a collection.
 
         Raises:
             CannotConnect: as `ask`.
@@ -55,11 +55,11 @@ class Client:
             yield Events(stream)
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._http.aclose()
 
     async def _open(self, method: str, path: str, query: Mapping[str, str] | None, body: Json | None) -> ClientResponse:
-        """The answer to a request that the server has accepted."""
+        """Return the answer to a request that the server has accepted."""
         deadline = asyncio.get_running_loop().time() + self._timeout
         again = True
         while True:
@@ -131,7 +131,7 @@ class Events:
         self._stream = stream
 
     async def read(self) -> list[Json]:
-        """The events that have arrived since, perhaps none yet.
+        """Return the events that have arrived since, perhaps none yet.
 
         Raises:
             StreamEnded: there will be no more.
@@ -154,7 +154,7 @@ class Events:
 
 
 def _pause(response: ClientResponse) -> float | None:
-    """What the server asks for, in seconds; a date, which Kubernetes never sends, counts as a second."""
+    """Return what the server asks for, in seconds; a date, which Kubernetes never sends, counts as a second."""
     header = response.headers.get("Retry-After")
     if header is None:
         return None

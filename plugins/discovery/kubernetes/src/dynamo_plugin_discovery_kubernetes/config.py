@@ -94,7 +94,7 @@ class KubernetesConfig(PluginConfig):
 
 
 def _address(text: str) -> str:
-    """An address without a slash at its end.
+    """Return an address without a slash at its end.
 
     Raises:
         ValueError: it is none, or would send a token through the network for all to read.

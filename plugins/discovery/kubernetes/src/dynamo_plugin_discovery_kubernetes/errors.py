@@ -1,4 +1,4 @@
-"""What goes wrong with the API server, in one line that names it; never a secret."""
+"""Errors of the API server in one line that names it, never a secret."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Status(Exception):
 
 
 def failure(where: str, code: int, status: dict[str, Any], retry_after: float | None = None) -> Exception:
-    """The exception for what a server says, as an object of kind Status; `retry_after` in seconds."""
+    """Return the exception for what a server says, as an object of kind Status; `retry_after` in seconds."""
     about = " ".join(str(status.get("message") or f"HTTP {code}").split()).rstrip(".")
     if code == 401:
         return Unauthorized(about)
@@ -56,7 +56,7 @@ def failure(where: str, code: int, status: dict[str, Any], retry_after: float | 
 
 
 def as_config_error(error: CannotConnect) -> ConfigError | None:
-    """The error if waiting would not help, with the key and the remedy; None if it would."""
+    """Return the error if waiting would not help, with the key and the remedy; None if it would."""
     text = str(error)
     if isinstance(error, Denied):
         return ConfigError(f"discovery: {text}; the plugin's README has the Role that it needs", cause=error)

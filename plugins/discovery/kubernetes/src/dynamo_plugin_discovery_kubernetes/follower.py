@@ -1,4 +1,4 @@
-"""Follows the leases and records for all watches of a process: a listing, two watches, and what they do not tell."""
+"""Follows the leases and records for all watches of a process: a listing, two watches, and expiry."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class KubernetesFollower(Follower):
             log.error("the changes of discovery could not be followed", exc_info=error)
 
     async def _keep_watching(self, path: str, newest: Callable[[], int], take: Callable[[list[Json]], None]) -> None:
-        """Watches one collection, again and again from where it was left off."""
+        """Watch one collection, again and again from where it was left off."""
         while True:
             begun = time.monotonic()
             # Not all watches of all processes end together.
@@ -142,7 +142,7 @@ class KubernetesFollower(Follower):
         self._report(self._view.settle())
 
     async def _keep_checking(self) -> None:
-        """Asks for leases that are silent: a dead process says nothing, and neither does a dead watch."""
+        """Ask for leases that are silent: a dead process says nothing, and neither does a dead watch."""
         while True:
             await asyncio.sleep(self._poll)
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""How leases and records look as objects of Kubernetes.
+"""Leases and records as Kubernetes objects.
 
 A lease is a `Lease`, owned by the pod. A record is a `ConfigMap`, owned by its lease; without an owner it is a value
 that outlives its writer. Both carry a label with the system's prefix, by which they are found.
@@ -36,8 +36,9 @@ _left_out = UnreadableWarner(log, "the object")
 
 @dataclass(frozen=True, slots=True)
 class LeaseFact:
-    """A lease as the server has it. `ttl` in seconds; `renewed` is the server's text, `renewed_at` the same in
-    seconds since 1970.
+    """A lease as the server has it.
+
+    `ttl` in seconds; `renewed` is the server's text, `renewed_at` the same in seconds since 1970.
     """
 
     number: int
@@ -73,11 +74,11 @@ class Objects:
         self._holder = holder
 
     def lease_name(self, lease: int) -> str:
-        """The name of the object of a lease."""
+        """Return the name of the object of a lease."""
         return f"{self._prefix}-{lease:016x}"
 
     def lease(self, lease: int, ttl: float, owner: Json | None, version: str | None = None) -> Json:
-        """A lease that is renewed now; `version` is what it replaces."""
+        """Return a lease that is renewed now; `version` is what it replaces."""
         metadata = self._metadata(self.lease_name(lease), lease, owner)
         if version is not None:
             metadata["resourceVersion"] = version
@@ -93,19 +94,19 @@ class Objects:
         }
 
     def record_name(self, lease: int, key: str) -> str:
-        """The name of the object of a record: one per lease and key, so that no lease writes that of another."""
+        """Return the name of the object of a record: one per lease and key, so that no lease writes that of another."""
         digest = hashlib.sha256(key.encode()).hexdigest()[:40]
         return f"{self._prefix}-value-{digest}" if lease == NO_LEASE else f"{self.lease_name(lease)}-{digest}"
 
     def record(self, lease: int, key: str, value: bytes, owner: Json | None) -> Json:
-        """A record."""
+        """Return a record."""
         metadata = self._metadata(self.record_name(lease, key), lease, owner)
         metadata["annotations"] = {_KEY: key, _PUT: _now()}
         data = {_VALUE: b64encode(value).decode()}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data}
 
     def of_lease(self, lease: int) -> str:
-        """Selects the records of one lease."""
+        """Select the records of one lease."""
         return f"{self.selector},{_LEASE}={lease:016x}"
 
     def _metadata(self, name: str, lease: int, owner: Json | None) -> Json:
@@ -116,17 +117,17 @@ class Objects:
 
 
 def owner(api: str, kind: str, name: str, uid: str) -> Json:
-    """What makes an object vanish with another."""
+    """Return what makes an object vanish with another."""
     return {"apiVersion": api, "kind": kind, "name": name, "uid": uid}
 
 
 def version(item: Json) -> int:
-    """The version of an object or a list: of one kind, the newer one's is the greater number."""
+    """Return the version of an object or a list: of one kind, the newer one's is the greater number."""
     return int(item["metadata"]["resourceVersion"])
 
 
 def lease_fact(item: Json) -> LeaseFact | None:
-    """A lease; None for a foreign object."""
+    """Return a lease; None for a foreign object."""
     try:
         metadata, spec = item["metadata"], item["spec"]
         number = int(metadata["labels"][_LEASE], 16)
@@ -142,7 +143,7 @@ def lease_fact(item: Json) -> LeaseFact | None:
 
 
 def record_fact(item: Json) -> RecordFact | None:
-    """A record; None for a foreign object."""
+    """Return a record; None for a foreign object."""
     try:
         metadata = item["metadata"]
         lease = metadata["labels"].get(_LEASE)
@@ -155,7 +156,7 @@ def record_fact(item: Json) -> RecordFact | None:
 
 
 def lease_number(item: Json) -> int | None:
-    """Whose lease an object is; None if it is none."""
+    """Return whose lease an object is; None if it is none."""
     try:
         return int(item["metadata"]["labels"][_LEASE], 16)
     except _FOREIGN:

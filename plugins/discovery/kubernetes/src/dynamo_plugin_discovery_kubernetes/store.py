@@ -56,7 +56,7 @@ class Store:
     # Leases.
 
     async def grant(self, lease: int, ttl: float) -> None:
-        """Makes a lease; one that is there is fine. `ttl` in seconds."""
+        """Make a lease; one that is there is fine. `ttl` in seconds."""
         own = await self._find_owner()
         for _ in range(ATTEMPTS):
             try:
@@ -74,7 +74,7 @@ class Store:
         raise _busy("the lease")
 
     async def keep_alive(self, lease: int) -> set[str] | None:
-        """Renews a lease. The keys that it holds; None if it is gone."""
+        """Renew a lease. The keys that it holds; None if it is gone."""
         granted = self._granted.get(lease)
         if granted is None or not await self._renew(lease, granted):
             self._granted.pop(lease, None)
@@ -86,14 +86,14 @@ class Store:
         return set(granted.keys)
 
     async def revoke(self, lease: int) -> None:
-        """Ends a lease, and with it its records; one that is gone is fine."""
+        """End a lease, and with it its records; one that is gone is fine."""
         self._granted.pop(lease, None)
         await self._delete(
             f"{self.objects.leases}/{self.objects.lease_name(lease)}", {"propagationPolicy": "Background"}
         )
 
     async def put(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record, whichever lease held the key; False if there is no such lease."""
+        """Write a record, whichever lease held the key; False if there is no such lease."""
         granted = self._granted.get(lease)
         if granted is None:
             return False
@@ -107,13 +107,13 @@ class Store:
         return True
 
     async def reclaim(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record that is missing. No other lease can have taken it: every lease has objects of its own."""
+        """Write a record that is missing. No other lease can have taken it: every lease has objects of its own."""
         if not await self.put(lease, key, value):
             raise CannotConnect("Kubernetes has ended the lease meanwhile")
         return True
 
     async def remove(self, lease: int, key: str) -> None:
-        """Removes a record if this lease holds it."""
+        """Remove a record if this lease holds it."""
         granted = self._granted.get(lease)
         try:
             await self._remove(self.objects.record_name(lease, key))
@@ -125,7 +125,7 @@ class Store:
             granted.keys.discard(key)
 
     async def clear_away(self, lease: LeaseFact) -> None:
-        """Removes a lease whose process died, and its records with it, unless it has been renewed meanwhile."""
+        """Remove a lease whose process died, and its records with it, unless it has been renewed meanwhile."""
         only = {"uid": lease.uid, "resourceVersion": str(lease.version)}
         body = {"propagationPolicy": "Background", "preconditions": only}
         await self._delete(f"{self.objects.leases}/{self.objects.lease_name(lease.number)}", body)
@@ -133,7 +133,7 @@ class Store:
     # Values.
 
     async def put_value(self, key: str, value: bytes | None) -> None:
-        """Writes a value that outlives its writer; None removes it. The last writer wins."""
+        """Write a value that outlives its writer; None removes it. The last writer wins."""
         if value is None:
             await self._remove(self.objects.record_name(NO_LEASE, key))
         else:
@@ -142,12 +142,12 @@ class Store:
     # Reading.
 
     async def listing(self, path: str) -> tuple[int, list[Json]]:
-        """All objects of this system in a collection, and the version that they are of."""
+        """Return all objects of this system in a collection, and the version that they are of."""
         return await self._list(path, {"labelSelector": self.objects.selector})
 
     @asynccontextmanager
     async def changes(self, path: str, since: int, seconds: float) -> AsyncIterator[Events]:
-        """The changes of a collection since a version, for so many seconds.
+        """Yield the changes of a collection since a version, for so many seconds.
 
         Raises:
             Status: `GONE` if the server has forgotten them.
@@ -167,7 +167,7 @@ class Store:
             raise
 
     async def probe(self) -> None:
-        """Finds out whether everything is permitted that will be needed, and writes nothing."""
+        """Find out whether everything is permitted that will be needed, and write nothing."""
         await self._find_owner()
         objects = self.objects
         for path, item in (
@@ -184,11 +184,11 @@ class Store:
         await self._permitted("GET", f"{objects.leases}/{objects.lease_name(NO_LEASE)}")
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self.client.aclose()
 
     async def _renew(self, lease: int, granted: _Granted) -> bool:
-        """Whether it was there to be renewed."""
+        """Return whether it was there to be renewed."""
         name = f"{self.objects.leases}/{self.objects.lease_name(lease)}"
         for _ in range(ATTEMPTS):
             body = self.objects.lease(lease, granted.ttl, self._owner, granted.version)
@@ -224,7 +224,7 @@ class Store:
         return {fact.key for fact in facts if fact is not None}
 
     async def _find_owner(self) -> Json | None:
-        """The pod; asked once. A lease without an owner only expires."""
+        """Return the pod; asked once. A lease without an owner only expires."""
         if self._owner is not None or self._pod is None:
             return self._owner
         try:
@@ -237,7 +237,7 @@ class Store:
         return self._owner
 
     async def _write(self, item: Json) -> None:
-        """Makes an object or replaces it, whatever others do at the same time."""
+        """Make an object or replace it, whatever others do at the same time."""
         name = item["metadata"]["name"]
         there = name in self._written
         for _ in range(ATTEMPTS):

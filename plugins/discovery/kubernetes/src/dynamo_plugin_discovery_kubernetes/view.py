@@ -1,4 +1,4 @@
-"""`View`: what one process sees of the leases and records, and the events that follow for its watches."""
+"""`View`: one process's view of the leases and records, and the events for its watches."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class View:
         self.stale = False
 
     def failed(self) -> list[WatchEvent]:
-        """The store cannot be read."""
+        """Return the changes that follow when the store cannot be read."""
         self._away = True
         return self._mark_stale()
 
@@ -79,7 +79,10 @@ class View:
         now: float,
         wall: float,
     ) -> list[WatchEvent]:
-        """Everything has been read. `asked_at` are the versions of before: a store never goes back by itself."""
+        """Apply a listing that has been read in full.
+
+        `asked_at` are the versions of before: a store never goes back by itself.
+        """
         emptied = self.synced and (leases[0] < asked_at[0] or records[0] < asked_at[1])
         events = self._mark_stale() if emptied and self._records else []
         if self.synced and (emptied or self._away):
@@ -95,7 +98,7 @@ class View:
         return events + self.leases_listed(*leases, now, wall)
 
     def leases_listed(self, version: int, leases: Iterable[LeaseFact], now: float, wall: float) -> list[WatchEvent]:
-        """The leases have been read; passed over if changes have overtaken it."""
+        """Apply a listing of the leases; pass it over if changes have overtaken it."""
         self._leases_read_at = now
         if version >= self.lease_version:
             self.lease_version = version
@@ -108,7 +111,7 @@ class View:
         return self.tick(now)
 
     def lease_changed(self, version: int, number: int, fact: LeaseFact | None, now: float, wall: float) -> None:
-        """A watch told of a lease, None if it is gone. `settle` tells what follows from it."""
+        """Note a change of a lease, None if it is gone. `settle` tells what follows from it."""
         if version <= self.lease_version:
             return
         self.lease_version = version
@@ -118,7 +121,7 @@ class View:
             self._renew(fact, now, wall)
 
     def record_changed(self, version: int, name: str, fact: RecordFact | None, now: float) -> None:
-        """A watch told of a record, None if it is gone. `settle` tells what follows from it."""
+        """Note a change of a record, None if it is gone. `settle` tells what follows from it."""
         if version <= self.record_version:
             return
         self.record_version = version
@@ -128,7 +131,7 @@ class View:
             self._put(fact)
 
     def behind(self, leases: Iterable[LeaseFact]) -> bool:
-        """Whether one of the leases has been renewed without this view knowing it."""
+        """Return whether one of the leases has been renewed without this view knowing it."""
         return any(
             fact.version > self.lease_version
             for fact in leases
@@ -136,14 +139,14 @@ class View:
         )
 
     def doubts(self, now: float) -> bool:
-        """Whether a lease has been silent for so long that it should be asked for."""
+        """Return whether a lease has been silent for so long that it should be asked for."""
         return any(
             life.alive and not life.missing and self._doubtful(life, now) and not self._asked_since(life)
             for life in self._lives.values()
         )
 
     def left_behind(self, now: float) -> list[LeaseFact]:
-        """Leases whose process died long ago."""
+        """Return leases whose process died long ago."""
         return [
             life.fact
             for life in self._lives.values()
@@ -164,7 +167,7 @@ class View:
         return self.settle()
 
     def settle(self) -> list[WatchEvent]:
-        """What follows from the changes that were told."""
+        """Return what follows from the changes that were told."""
         events = self._settle()
         if not self._away and self.stale and not self._anything_missing():
             self.stale = False

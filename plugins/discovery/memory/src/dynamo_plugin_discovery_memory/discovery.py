@@ -30,7 +30,7 @@ class MemoryDiscovery(Discovery):
         return lease
 
     def draw_id(self) -> int:
-        """A number for a lease, which may be taken."""
+        """Return a number for a lease, which may be taken."""
         return secrets.randbits(63)
 
     async def watch(self, prefix: str) -> AsyncGenerator[WatchEvent, None]:
@@ -60,19 +60,19 @@ class MemoryDiscovery(Discovery):
             watcher.end()
 
     def put(self, key: str, value: bytes) -> None:
-        """Writes a record and tells the watchers."""
+        """Write a record and tell the watchers."""
         if len(value) > MAX_VALUE:
             raise ValueError(f"the value of {key!r} has {len(value)} bytes, more than {MAX_VALUE}")
         self._records[key] = value
         self._tell(WatchEvent(WatchKind.PUT, key, value))
 
     def delete(self, key: str) -> None:
-        """Removes a record, if it is there, and tells the watchers."""
+        """Remove a record, if it is there, and tell the watchers."""
         if self._records.pop(key, None) is not None:
             self._tell(WatchEvent(WatchKind.DELETE, key))
 
     def ended(self, lease_id: int) -> None:
-        """Forgets a lease that has been closed."""
+        """Forget a lease that has been closed."""
         self._leases.pop(lease_id, None)
 
     def _tell(self, event: WatchEvent) -> None:
@@ -133,12 +133,12 @@ class _Watcher:
         self._wake()
 
     def end(self) -> None:
-        """Ends the watch once it has told what is pending."""
+        """End the watch once it has told what is pending."""
         self._ended = True
         self._wake()
 
     async def changes(self) -> list[WatchEvent] | None:
-        """What has changed; waits for a change. None when the directory is closed."""
+        """Return what has changed; wait for a change. None when the directory is closed."""
         while not self._pending:
             if self._ended:
                 return None

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 
 class RedisConfig(RedisSettings):
-    """Where the server is, how to log in, and how soon a silent process counts as dead. Times in seconds."""
+    """The server's address, the login, and the time until a silent process counts as dead. Times in seconds."""
 
     database: int = Field(default=0, ge=0, description="The number of the database.")
     prefix: str = Field(

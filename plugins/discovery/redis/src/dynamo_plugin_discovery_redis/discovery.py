@@ -57,7 +57,7 @@ class RedisDiscovery(Discovery):
         self._tasks = TaskSet()
 
     async def start(self) -> None:
-        """Makes sure that the server can be used.
+        """Make sure that the server can be used.
 
         Raises:
             ConfigError: it refuses what the settings say, or a file that they name cannot be used.
@@ -139,7 +139,7 @@ class RedisDiscovery(Discovery):
         return self._opened
 
     async def _probe(self) -> None:
-        """Reads, writes and listens once, so that a missing permission is found before anything has started."""
+        """Read, writes and listen once, so that a missing permission is found before anything has started."""
         store, reader = self._open()
         reading = await self._in_time(reader.read())
         self._fanout.publish(self._view.read(reading, time.monotonic()), synced=self._view.is_synced())
@@ -148,7 +148,7 @@ class RedisDiscovery(Discovery):
         await self._in_thread(store.probe)
 
     async def _in_thread(self, work: Callable[[], None]) -> None:
-        """Runs what blocks; a caller that is cancelled does not stop it."""
+        """Run what blocks; a caller that is cancelled does not stop it."""
         try:
             running = asyncio.get_running_loop().run_in_executor(self._threads, work)
         except RuntimeError:
@@ -157,7 +157,7 @@ class RedisDiscovery(Discovery):
         await self._in_time(running)
 
     async def _in_time(self, waiting: Awaitable[T]) -> T:
-        """The library bounds each step; this bounds all of them together, and looking up the host's name."""
+        """Return the library bounds each step; this bounds all of them together, and looking up the host's name."""
         try:
             async with asyncio.timeout(STEPS * self._settings.timeout):
                 return await waiting
@@ -196,7 +196,7 @@ class RedisDiscovery(Discovery):
         self._fanout.publish(events, synced=self._view.is_synced())
 
     async def _keep_listening(self, reader: Reader) -> None:
-        """Looks soon after each change; without this, only at the next poll."""
+        """Look soon after each change; without this, only at the next poll."""
         # See `Reader.end` for why being cancelled is not enough.
         while not self._fanout.is_closed():
             try:

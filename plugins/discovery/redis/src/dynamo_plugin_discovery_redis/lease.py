@@ -64,7 +64,7 @@ class RedisLease(HeartbeatLease):
     # In threads.
 
     def register(self) -> None:
-        """Writes the lease and all its records anew.
+        """Write the lease and all its records anew.
 
         Raises:
             CannotConnect: that was not possible.
@@ -74,7 +74,7 @@ class RedisLease(HeartbeatLease):
             self.due = time.monotonic() + self._heartbeat
 
     def beat(self) -> None:
-        """Renews the lease, and registers again if the lease or a record of it is gone."""
+        """Renew the lease, and register again if the lease or a record of it is gone."""
         now = time.monotonic()
         with self._lock:
             if self.ended:

@@ -1,4 +1,4 @@
-"""The store as watchers see it: what has changed since the last look, and word that something has."""
+"""The reader's side of the store: changes since the last look, and notifications of changes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVERYTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a lease holds: its ttl in seconds, and key to revision and value."""
+    """The content of a lease: its ttl in seconds, and its keys with revision and value."""
 
     ttl: float
     records: dict[str, tuple[int, bytes]]
@@ -64,7 +64,7 @@ class Reader:
         self._left_out = UnreadableWarner(log, "record")
 
     async def read(self) -> Reading:
-        """What has changed since the last call that succeeded.
+        """Return what has changed since the last call that succeeded.
 
         Raises:
             CannotConnect: the server cannot be asked.
@@ -88,7 +88,7 @@ class Reader:
         return Reading(reading.epoch, anew, reading.there, reading.changed)
 
     async def changes(self) -> AsyncGenerator[None, None]:
-        """Word of each change, and one at the beginning. Some may be missed.
+        """Yield word of each change, and one at the beginning. Some may be missed.
 
         Raises:
             CannotConnect: the connection could not be made, or broke.
@@ -106,11 +106,11 @@ class Reader:
             await announcements.aclose()  # type: ignore[no-untyped-call]
 
     def end(self) -> None:
-        """Lets `changes` end soon. Cancelling is not enough: the library may swallow it while it sends."""
+        """Let `changes` end soon. Cancelling is not enough: the library may swallow it while it sends."""
         self._ended = True
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         await self._client.aclose()
         await self._announcements.aclose()
 
@@ -129,7 +129,7 @@ class Reader:
         ), revision
 
     def _held(self, fields: list[bytes]) -> Held:
-        """What a lease holds; records that no discovery can have written are left out."""
+        """Return what a lease holds; records that no discovery can have written are left out."""
         ttl, records = 0.0, {}
         for key, value in zip(fields[::2], fields[1::2], strict=True):
             try:
@@ -144,7 +144,7 @@ class Reader:
 
 
 def _number(lease: bytes) -> int | None:
-    """The id of a lease; None for a name that is none."""
+    """Return the id of a lease; None for a name that is none."""
     try:
         return int(lease, 16)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the server does at once, as scripts in Lua, and the keys that they work on.
+"""Lua scripts that the server runs atomically, and their keys.
 
 ::
 
@@ -150,10 +150,10 @@ class Names:
         return [f"{self.prefix}:{name}" for name in ("epoch", "revision", "leases")]
 
     def keys(self, lease: int) -> list[str]:
-        """The keys of a script about one lease."""
+        """Return the keys of a script about one lease."""
         return [*self.shared, self.leases + lease_name(lease)]
 
 
 def lease_name(lease: int) -> str:
-    """A lease's id as it is written in the store."""
+    """Return a lease's id as it is written in the store."""
     return f"{lease:x}"

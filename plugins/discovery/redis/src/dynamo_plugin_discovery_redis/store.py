@@ -1,4 +1,4 @@
-"""The store as writers see it: leases and records, each change one step of the server. Blocks; for threads."""
+"""The writer's side of the store: leases and records, each change one atomic step. Blocks; for threads."""
 
 from __future__ import annotations
 
@@ -38,37 +38,37 @@ class Store:
         return self._config
 
     def register(self, lease: int, ttl: float, records: Mapping[str, bytes]) -> None:
-        """Makes a lease, or replaces one, with these records, the oldest first."""
+        """Make a lease, or replace one, with these records, the oldest first."""
         flat: list[bytes | str] = []
         for key, value in records.items():
             flat += (key, value)
         self._ask(scripts.REGISTER, lease, [str(_milliseconds(ttl)), *flat])
 
     def put(self, lease: int, key: str, value: bytes) -> bool:
-        """Writes a record; False if there is no such lease."""
+        """Write a record; False if there is no such lease."""
         return self._ask(scripts.PUT, lease, [key, value]) != 0
 
     def remove(self, lease: int, key: str) -> None:
-        """Removes a record; one that is not there is fine."""
+        """Remove a record; one that is not there is fine."""
         self._ask(scripts.REMOVE, lease, [key])
 
     def beat(self, lease: int, ttl: float, records: int) -> bool:
-        """Renews a lease; False if it is gone, or does not hold that many records."""
+        """Renew a lease; False if it is gone, or does not hold that many records."""
         return self._ask(scripts.BEAT, lease, [str(_milliseconds(ttl)), str(records)]) != 0
 
     def close_lease(self, lease: int, ttl: float) -> None:
-        """Removes all records of a lease, which then expires."""
+        """Remove all records of a lease, which then expires."""
         self._ask(scripts.CLOSE, lease, [str(_milliseconds(ttl))])
 
     def put_value(self, key: str, value: bytes | None) -> None:
-        """Writes a value that outlives its writer; None removes it."""
+        """Write a value that outlives its writer; None removes it."""
         if value is None:
             self.remove(NO_LEASE, key)
         else:
             self.put(NO_LEASE, key, value)
 
     def probe(self) -> None:
-        """Does each of the above once, with a lease that is gone at once."""
+        """Do each of the above once, with a lease that is gone at once."""
         lease, ttl = secrets.randbelow(2**63 - 1) + 1, 0.001
         # Should the rest fail, the lease ends as that of a process that died; one that ends early does no harm.
         self.register(lease, self._config.ttl, {"-": b""})
@@ -78,7 +78,7 @@ class Store:
         self.close_lease(lease, ttl)
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         self._client.close()
 
     def _ask(self, script: str, lease: int, arguments: Iterable[bytes | str]) -> int:

@@ -1,4 +1,4 @@
-"""`View`: what one process sees, and how it changes from one look at the store to the next."""
+"""`View`: one process's view of the store, and the changes from one look to the next."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class View:
         self.stale = False
 
     def is_synced(self) -> bool:
-        """Whether a reading has ever come."""
+        """Return whether a reading has ever come."""
         return self._synced
 
     def failed(self) -> list[WatchEvent]:
-        """The store could not be read."""
+        """Return the store could not be read."""
         if self.stale:
             return []
         self.stale = True
         return [WatchEvent(WatchKind.STALE)]
 
     def read(self, reading: Reading, now: float) -> list[WatchEvent]:
-        """The store has been read. Removed first, then put, oldest first."""
+        """Return the changes after a read of the store: removed first, then put, oldest first."""
         emptied = self._synced and reading.epoch != self._epoch
         if emptied or (self._synced and reading.anew):
             self._doubted = now

@@ -14,7 +14,7 @@ DYNAMO_API = 1
 
 @hookimpl
 def dynamo_register_engines() -> list[type[LLMEngine]]:
-    """Offers `MockerEngine` under the name ``mocker``."""
+    """Offer `MockerEngine` under the name ``mocker``."""
     from dynamo_plugin_engine_mocker.engine import MockerEngine
 
     return [MockerEngine]

@@ -1,4 +1,4 @@
-"""The KV blocks of one rank: which are held or cached, and the events about them."""
+"""The KV block pool of one rank: held and cached blocks, and their events."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class BlockPool:
         return self.total - len(self._active) - len(self._cached) - self._private
 
     def references(self, block_hash: int) -> int | None:
-        """How many sequences hold a full block; 0 if it is cached, None if it is not there."""
+        """Return how many sequences hold a full block; 0 if it is cached, None if it is not there."""
         if block_hash in self._cached:
             return 0
         return self._active.get(block_hash)
 
     def subscribe(self, listener: KvListener) -> None:
-        """Sends one listener every change of the full blocks from now on."""
+        """Send one listener every change of the full blocks from now on."""
         self._listener = listener
 
     def match(self, hashes: Iterable[int]) -> int:
-        """How many blocks from the start of a chain of sequence hashes are there."""
+        """Return how many blocks from the start of a chain of sequence hashes are there."""
         active, cached = self._active, self._cached
         count = 0
         for block_hash in hashes:
@@ -71,7 +71,7 @@ class BlockPool:
         return count
 
     def acquire(self, hashes: Sequence[int], private: int) -> bool:
-        """Takes full blocks that are there, and so many to fill; all of them, or none if there are too few."""
+        """Take full blocks that are there, and so many to fill; all of them, or none if there are too few."""
         active, cached = self._active, self._cached
         revived = sum(block_hash in cached for block_hash in hashes)
         if private > self.free + len(cached) - revived:
@@ -87,7 +87,7 @@ class BlockPool:
         return True
 
     def fill(self, blocks: Sequence[KvBlock], parent: int | None) -> None:
-        """Makes as many private blocks full, one after the other behind `parent`.
+        """Make as many private blocks full, one after the other behind `parent`.
 
         One that is there already under the same hash is held instead, and the private block is free.
         """
@@ -110,7 +110,7 @@ class BlockPool:
             self._publish(KvStored(blocks=new, parent_hash=parent))
 
     def release(self, hashes: Sequence[int], private: int) -> None:
-        """Releases the blocks of one sequence: the full blocks of its prefix, in order, and the private ones."""
+        """Release the blocks of one sequence: the full blocks of its prefix, in order, and the private ones."""
         active = self._active
         for block_hash in reversed(hashes):
             count = active[block_hash] - 1
@@ -122,7 +122,7 @@ class BlockPool:
         self._private -= private
 
     def clear(self) -> None:
-        """Forgets every cached block. Told as an event that stands for the whole rank: nothing may be held."""
+        """Forget every cached block. Told as an event that stands for the whole rank: nothing may be held."""
         self._cached.clear()
         self._publish(KvCleared())
 

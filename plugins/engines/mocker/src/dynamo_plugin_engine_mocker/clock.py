@@ -1,4 +1,4 @@
-"""The time the mocker lives in: the loop's own, or a virtual one for tests."""
+"""The mocker's clock: the loop's own, or a virtual one for tests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A clock that can be slept on. Times are in seconds from an arbitrary start and never go back."""
+    """A source of time. Deadlines use `monotonic` (seconds), file times use `wall` (nanoseconds)."""
 
     def time(self) -> float:
-        """Now."""
+        """Return the current time."""
 
     async def sleep_until(self, deadline: float) -> None:
-        """Returns at the deadline. Every call gives other tasks their turn, a deadline in the past too."""
+        """Return at the deadline. Every call gives other tasks their turn, a deadline in the past too."""
 
 
 class MonotonicClock:
@@ -23,11 +23,11 @@ class MonotonicClock:
     __slots__ = ()
 
     def time(self) -> float:
-        """Now, by the running loop."""
+        """Return the time of the running loop."""
         return asyncio.get_running_loop().time()
 
     async def sleep_until(self, deadline: float) -> None:
-        """Sleeps on a timer of the loop."""
+        """Sleep on a timer of the loop."""
         await asyncio.sleep(max(0.0, deadline - self.time()))
 
 
@@ -49,23 +49,23 @@ class VirtualClock:
         self.deadlines: list[float] = []
 
     def time(self) -> float:
-        """Now."""
+        """Return the current time."""
         return self._now
 
     def advance(self, seconds: float) -> None:
-        """Lets time pass without waking a task, as if the process had been busy."""
+        """Let time pass without waking a task, as if the process had been busy."""
         self._now += seconds
 
     def pause(self) -> None:
-        """Holds all sleepers until `resume`."""
+        """Hold all sleepers until `resume`."""
         self._running.clear()
 
     def resume(self) -> None:
-        """Ends a pause."""
+        """End a pause."""
         self._running.set()
 
     async def sleep_until(self, deadline: float) -> None:
-        """Lets all other tasks have a turn, then jumps to the deadline."""
+        """Let all other tasks have a turn, then jumps to the deadline."""
         self.deadlines.append(deadline)
         sleeper = (deadline, len(self.deadlines))
         insort(self._sleepers, sleeper)

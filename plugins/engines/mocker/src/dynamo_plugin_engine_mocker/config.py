@@ -18,12 +18,12 @@ class ScriptEntry(BaseModel):
     text: str = Field(description="The answer, without an end-of-sequence token.")
 
     def fits(self, prompt: str) -> bool:
-        """Whether this is an answer to a prompt."""
+        """Return whether this is an answer to a prompt."""
         return self.match is None or prompt.count(self.match) >= self.times
 
 
 class ChunkSizes(BaseModel):
-    """How many tokens come at once."""
+    """The numbers of tokens that come at once."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,7 +32,7 @@ class ChunkSizes(BaseModel):
 
 
 class MockerConfig(PluginConfig):
-    """What the mocker says, and how fast."""
+    """The answers of the mocker, and their speed."""
 
     output: Literal["random", "echo", "script"] = Field(
         default="random",

@@ -9,7 +9,7 @@ from math import sqrt
 
 
 def embedding(token_ids: Sequence[int], dimensions: int) -> list[float]:
-    """The vector of an input: the same ids give the same direction in every process.
+    """Return the vector of an input: the same ids give the same direction in every process.
 
     A shorter vector has the direction of the first components of a longer one.
     """

@@ -79,7 +79,7 @@ class MockerEngine(LLMEngine):
         self.aborts = 0
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Loads the tokenizer, prepares the answers and starts the step loop.
+        """Load the tokenizer, prepare the answers and start the step loop.
 
         Raises:
             BackendError.EngineShutdown: started before.
@@ -121,7 +121,7 @@ class MockerEngine(LLMEngine):
         )
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        """Streams the answer; each item holds everything produced since the one before, or a chunk of it.
+        """Stream the answer; each item holds everything produced since the one before, or a chunk of it.
 
         Raises:
             BackendError.InvalidArgument: an empty prompt, one that leaves no room in the context or cannot fit into
@@ -155,11 +155,11 @@ class MockerEngine(LLMEngine):
             yield sequence.cancelled()
 
     def progress(self) -> int:
-        """The steps of all ranks."""
+        """Return the steps of all ranks."""
         return sum(rank.scheduler.steps for rank in self._ranks)
 
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
-        """One unit vector per input, without delay.
+        """Return one unit vector per input, without delay.
 
         Raises:
             BackendError.InvalidArgument: an input is empty or too long, or too many dimensions are asked for.
@@ -179,7 +179,7 @@ class MockerEngine(LLMEngine):
         )
 
     async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
-        """The share of its query's words that each document has, without delay.
+        """Return the share of its query's words that each document has, without delay.
 
         Raises:
             BackendError.InvalidArgument: a pair does not fit into the context.
@@ -190,18 +190,18 @@ class MockerEngine(LLMEngine):
         return await asyncio.to_thread(scores, request, tokenizer, self._settings.context_length)
 
     async def abort(self, ctx: EngineContext) -> None:
-        """Counts the abort; the request's own stream releases its slot."""
+        """Count the abort; the request's own stream releases its slot."""
         self.aborts += 1
         if self._abort_counter is not None:
             self._abort_counter.inc()
 
     async def drain(self) -> None:
-        """Refuses new requests; those that run go on."""
+        """Refuse new requests; those that run go on."""
         if self._refusal is None:
             self._refusal = "mocker backend is draining"
 
     async def cleanup(self) -> None:
-        """Ends the step loop; streams that still run end with `EngineShutdown`."""
+        """End the step loop; streams that still run end with `EngineShutdown`."""
         self._refusal = "mocker backend was stopped"
         await self._tasks.aclose()
         for rank in self._ranks:
@@ -213,7 +213,7 @@ class MockerEngine(LLMEngine):
             self._rooms.close()
 
     async def setup_metrics(self, metrics: MetricsScope) -> None:
-        """Registers gauges and counters of every rank, and the counter of aborts."""
+        """Register gauges and counters of every rank, and the counter of aborts."""
         self._abort_counter = metrics.counter(
             "dynamo_mocker_aborted_requests", "Requests that their caller cancelled."
         ).labels()
@@ -221,20 +221,21 @@ class MockerEngine(LLMEngine):
             rank.setup_metrics(metrics)
 
     async def kv_event_sources(self) -> list[KvEventSource]:
-        """One per rank. None without prefix caching, where no block can be found again, and none of a decode worker.
+        """Return one per rank.
 
-        The cache of a decode worker saves no work: prompts are computed elsewhere.
+        None without prefix caching, where no block can be found again, and none of a decode worker. The cache of a
+        decode worker saves no work: prompts are computed elsewhere.
         """
         if not self._settings.enable_prefix_caching or self._role is DisaggregationMode.DECODE:
             return []
         return [rank.kv_event_source() for rank in self._ranks]
 
     async def load_sources(self) -> list[LoadSource]:
-        """One per rank."""
+        """Return one per rank."""
         return [rank.load_source() for rank in self._ranks]
 
     async def health_check_payload(self) -> dict[str, Any] | None:
-        """The default, but for a decode worker one with the prefill result that it needs."""
+        """Return the default, but for a decode worker one with the prefill result that it needs."""
         if self._role is not DisaggregationMode.DECODE:
             return None
         probe = PreprocessedRequest(token_ids=[1], stop_conditions=StopConditions(max_tokens=1))
@@ -297,14 +298,14 @@ class MockerEngine(LLMEngine):
         return rank, sequence, self._hashes(request, sequence)
 
     def _serving_bootstrap(self, request: PreprocessedRequest, sequence: Sequence) -> AbstractContextManager[None]:
-        """Around the prefill of a prompt: notifies the decode worker that waits for it."""
+        """Wrap the prefill of a prompt: notify the decode worker that waits for it."""
         if self._rooms is None or request.bootstrap_info is None:
             return nullcontext()
         return self._rooms.hosting(request.bootstrap_info.bootstrap_room, sequence)
 
     @staticmethod
     async def _wait_for_prefill(request: PreprocessedRequest, ctx: GenerateContext) -> bool:
-        """Waits for the prefill of the prompt, if that is under way in this process; False if stopped before."""
+        """Wait for the prefill of the prompt, if that is under way in this process; False if stopped before."""
         where = request.bootstrap_info
         if request.prefill_result is not None or where is None:
             return True

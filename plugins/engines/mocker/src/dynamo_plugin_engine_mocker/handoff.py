@@ -1,4 +1,4 @@
-"""What a prefill worker hands to the decode worker that goes on from its KV cache."""
+"""The handoff from a prefill worker to the decode worker that goes on from its KV cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIELD = "prefill_result.disaggregated_params"
 
 
 class Handoff(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of `disaggregated_params`. There is no KV cache to find with it: it proves whose it would be."""
+    """The content of `disaggregated_params`. There is no KV cache behind it: it proves whose it would be."""
 
     #: The attempt that computed the prompt.
     kv_transfer_id: str
@@ -26,7 +26,7 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, request: PreprocessedRequest, kv_transfer_id: str, dp_rank: int) -> Handoff:
-        """The handoff of a request whose prompt is not empty.
+        """Return the handoff of a request whose prompt is not empty.
 
         Raises:
             BackendError.InvalidArgument: a token id does not fit 32 bits.
@@ -39,13 +39,13 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def params(self) -> dict[str, Any]:
-        """What goes into `disaggregated_params`."""
+        """Return what goes into `disaggregated_params`."""
         params: dict[str, Any] = msgspec.to_builtins(self)
         return params
 
 
 def check_handoff(request: PreprocessedRequest) -> None:
-    """Makes sure that the prefill result of a request belongs to its prompt.
+    """Make sure that the prefill result of a request belongs to its prompt.
 
     Raises:
         BackendError.InvalidArgument: it does not, or was not made by a mocker.
@@ -65,7 +65,7 @@ def check_handoff(request: PreprocessedRequest) -> None:
 
 
 def cached_tokens(request: PreprocessedRequest) -> int:
-    """Tokens of the prompt that the prefill worker found in its cache, as far as the request tells."""
+    """Return tokens of the prompt that the prefill worker found in its cache, as far as the request tells."""
     details = request.prefill_result.prompt_tokens_details if request.prefill_result is not None else None
     cached = (details or {}).get("cached_tokens")
     return cached if isinstance(cached, int) else 0

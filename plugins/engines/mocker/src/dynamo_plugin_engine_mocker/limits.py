@@ -1,4 +1,4 @@
-"""What bounds one rank."""
+"""The limits of one rank."""
 
 from __future__ import annotations
 

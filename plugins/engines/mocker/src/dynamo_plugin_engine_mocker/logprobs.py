@@ -1,4 +1,4 @@
-"""Log-probabilities that are made up, but consistent and replayable."""
+"""Made-up log-probabilities, consistent and replayable."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MAX_ALTERNATIVES = 256
 def logprobs(
     vocabulary: Vocabulary, seed: int, position: int, token_ids: Sequence[int], alternatives: int
 ) -> tuple[list[float], list[list[TopLogprob]]]:
-    """The log-probability of each token and the `alternatives` most likely tokens of its position, from absolute
-    position `position` on.
+    """Return the log-probability of each token, from absolute position `position` on.
 
-    The chosen token is the most likely one, with a probability of 0.5 to 0.95; each further alternative has half of
-    what is left, so that all together stay below 1. There are fewer alternatives where the vocabulary is smaller.
+    It comes with the `alternatives` most likely tokens of the position. The chosen token is the most likely one, with a
+    probability of 0.5 to 0.95; each further alternative has half of what is left, so that all together stay below 1.
+    There are fewer alternatives where the vocabulary is smaller.
     """
     chosen: list[float] = []
     top: list[list[TopLogprob]] = []

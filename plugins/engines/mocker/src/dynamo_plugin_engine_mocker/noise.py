@@ -1,4 +1,4 @@
-"""Numbers that look random and are a pure function of a seed and a position."""
+"""Pseudo-random numbers as a pure function of a seed and a position."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KEY = struct.Struct("<8sQQ")
 
 
 def noise(purpose: bytes, seed: int, block: int) -> tuple[int, ...]:
-    """The numbers of positions ``block * BLOCK`` and up, for a purpose of at most 8 bytes and a seed of 64 bits."""
+    """Return the numbers of positions ``block * BLOCK`` and up, for a purpose of up to 8 bytes and a 64-bit seed."""
     return _WORDS.unpack(shake_128(_KEY.pack(purpose, seed, block)).digest(_WORDS.size))
 
 
 def seed_of(seed: int | None) -> int:
-    """A request's seed, which may be absent, negative or large, as 64 bits."""
+    """Return a request's seed, which may be absent, negative or large, as 64 bits."""
     return (seed or 0) & 0xFFFF_FFFF_FFFF_FFFF

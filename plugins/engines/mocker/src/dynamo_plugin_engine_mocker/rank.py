@@ -1,4 +1,4 @@
-"""One data-parallel rank: its scheduler, its KV blocks, and what is told of them."""
+"""One data-parallel rank: its scheduler, its KV blocks, and its events and load."""
 
 from __future__ import annotations
 
@@ -74,15 +74,15 @@ class Rank:
         )
 
     def kv_event_source(self) -> KvEventSource:
-        """Where the changes of its cache can be heard."""
+        """Return where the changes of its cache can be heard."""
         return KvEventSource(self.number, self._pool.subscribe)
 
     def load_source(self) -> LoadSource:
-        """Where its load can be heard; the present one is told at once."""
+        """Return where its load can be heard; the present one is told at once."""
         return LoadSource(self.number, self._subscribe)
 
     def setup_metrics(self, metrics: MetricsScope) -> None:
-        """Registers the gauges and counters of this rank."""
+        """Register the gauges and counters of this rank."""
         label, number = ("dp_rank",), str(self.number)
         self._gauges = [metrics.gauge(f"dynamo_mocker_{name}", text, label).labels(number) for name, text in _GAUGES]
         self._counters = [

@@ -1,4 +1,4 @@
-"""Where decode mockers wait for prefill mockers of the same process, when the caller starts both halves at once.
+"""The rendezvous of decode and prefill mockers of one process, when the caller starts both halves at once.
 
 A real engine opens a port, at which the other half finds it from anywhere. Here nothing listens: the address is looked
 up in this process, and a decode worker that does not find it takes the prompt as computed.
@@ -29,7 +29,7 @@ class BootstrapRooms:
     """The rooms of one prefill worker, by the caller's number. In each, one prompt becomes computed, or lost."""
 
     def __init__(self, host: str, port: int, *, timeout: float = PREFILL_TIMEOUT) -> None:
-        """Opens them to this process.
+        """Open them to this process.
 
         Raises:
             BackendError.InvalidArgument: another prefill worker of this process has the address.
@@ -45,14 +45,14 @@ class BootstrapRooms:
 
     @staticmethod
     def find(host: str, port: int) -> BootstrapRooms | None:
-        """Those at an address; None if no prefill worker of this process has it."""
+        """Return those at an address; None if no prefill worker of this process has it."""
         return _rooms_by_address.get((host, port))
 
     def __len__(self) -> int:
         return len(self._rooms)
 
     def close(self) -> None:
-        """Frees the address and fails all waiting decode workers: their prompts are lost. Safe twice."""
+        """Free the address and fail all waiting decode workers: their prompts are lost. Safe twice."""
         if _rooms_by_address.get(self._address) is self:
             del _rooms_by_address[self._address]
         for number in [*self._rooms]:
@@ -61,7 +61,7 @@ class BootstrapRooms:
 
     @contextmanager
     def hosting(self, number: int, sequence: Sequence) -> Iterator[None]:
-        """Around the prefill of a prompt: when it is left, the prompt is computed, or else lost."""
+        """Wrap the prefill of a prompt: on exit the prompt is computed, or else lost."""
         self._room(number)
         try:
             yield
@@ -69,7 +69,7 @@ class BootstrapRooms:
             self._resolve(number, computed=sequence.finished)
 
     async def wait_for_prefill(self, number: int, ctx: GenerateContext) -> bool:
-        """Waits until the prompt of a room is computed; False if the request was stopped before.
+        """Wait until the prompt of a room is computed; False if the request was stopped before.
 
         Raises:
             BackendError.Disconnected: the prefill ended without it.

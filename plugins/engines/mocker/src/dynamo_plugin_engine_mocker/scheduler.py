@@ -1,4 +1,4 @@
-"""The step loop: which requests run and wait, what is computed, one token per step for each decoding request."""
+"""The step loop: running and waiting requests, prefill, and one token per step for each decoding request."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Scheduler:
         return (self._pool.active * size + self._private_tokens) / (self._pool.total * size)
 
     async def run(self) -> None:
-        """Steps as long as there is work, and waits for more; ends when cancelled. The sequences that are left fail."""
+        """Step as long as there is work, and wait for more; end when cancelled. The sequences that are left fail."""
         reason = "mocker backend failed"
         self._pacer.restart()
         try:
@@ -111,7 +111,7 @@ class Scheduler:
             self.close(reason)
 
     def submit(self, sequence: Sequence, hashes: PrefixHashes | None = None) -> None:
-        """Queues a sequence; without hashes it neither finds cached blocks nor leaves any.
+        """Queue a sequence; without hashes it neither finds cached blocks nor leaves any.
 
         Raises:
             BackendError.EngineShutdown: the loop has ended.
@@ -124,7 +124,7 @@ class Scheduler:
         self._changed()
 
     def release(self, sequence: Sequence) -> None:
-        """Forgets a sequence, wherever it is; repeating it does nothing."""
+        """Forget a sequence, wherever it is; repeating it does nothing."""
         if sequence in self._waiting:
             del self._waiting[sequence]
             self.prefill_tokens -= _uncomputed_tokens(sequence)
@@ -137,7 +137,7 @@ class Scheduler:
         self._changed()
 
     def resume(self, sequence: Sequence) -> None:
-        """Lets a paused sequence go on after its reader has taken something."""
+        """Let a paused sequence go on after its reader has taken something."""
         if sequence in self._paused:
             del self._paused[sequence]
             sequence.paused = False
@@ -145,7 +145,7 @@ class Scheduler:
             self._work.set()
 
     def close(self, reason: str) -> None:
-        """Fails all sequences and refuses new ones; only the first reason counts."""
+        """Fail all sequences and refuse new ones; only the first reason counts."""
         if self._closed is not None:
             return
         self._closed = reason
@@ -157,7 +157,7 @@ class Scheduler:
         self._changed()
 
     def _plan(self) -> list[tuple[Sequence, int]]:
-        """Admits sequences as far as there is room. Returns the prompts of the next step, with the tokens of each."""
+        """Admit sequences as far as there is room. Return the prompts of the next step, with the tokens of each."""
         chunks: list[tuple[Sequence, int]] = []
         if not self._prefilling and not self._waiting:
             return chunks
@@ -199,7 +199,7 @@ class Scheduler:
         return chunks
 
     def _start_transfer(self, sequence: Sequence, tokens: int) -> bool:
-        """Has the KV cache of a prompt brought; whether that takes time, after which the sequence decodes."""
+        """Have the KV cache of a prompt brought; whether that takes time, after which the sequence decodes."""
         self.received_tokens += tokens
         seconds = self._transfer_time(tokens)
         if not seconds:
@@ -208,14 +208,14 @@ class Scheduler:
         return True
 
     async def _receive(self, sequence: Sequence, seconds: float) -> None:
-        """Ends early, by being cancelled, when the sequence loses its slot."""
+        """Receive until done; cancelled early when the sequence loses its slot."""
         await self._clock.sleep_until(self._clock.time() + seconds)
         del self._receiving[sequence]
         self._prefilling[sequence] = 0
         self._work.set()
 
     def _step(self, chunks: list[tuple[Sequence, int]]) -> None:
-        """One token for each sequence. Runs once per token of every request: keep it short."""
+        """Produce one token for each sequence. Run once per token of every request: keep it short."""
         self.steps += 1
         for sequence, tokens in chunks:
             self._prefill(sequence, tokens)
@@ -236,7 +236,7 @@ class Scheduler:
             self._changed()
 
     def _prefill(self, sequence: Sequence, tokens: int) -> None:
-        """Counts tokens as computed; after the last of them the sequence decodes, in this very step."""
+        """Count tokens as computed; after the last of them the sequence decodes, in this very step."""
         left = self._prefilling.get(sequence)
         if left is None:
             # It was released during the step.
@@ -255,7 +255,7 @@ class Scheduler:
         sequence.set_boundary(-(-sequence.length // size) * size - sequence.prompt_tokens + 1)
 
     def _handle_checkpoints(self, due: list[Sequence]) -> None:
-        """Does what is due at a checkpoint: ends, pauses, closes blocks and opens new ones."""
+        """Do what is due at a checkpoint: ends, pauses, closes blocks and open new ones."""
         growing: list[Sequence] = []
         for sequence in due:
             filled = sequence.produced == sequence.boundary
@@ -281,7 +281,7 @@ class Scheduler:
         self._private_tokens -= self._running[sequence].complete(computed) * self._limits.block_size
 
     def _grow(self, sequence: Sequence) -> None:
-        """Gets a block for the next tokens; others give way until there is one, or the sequence itself does."""
+        """Get a block for the next tokens; others give way until there is one, or the sequence itself does."""
         table = self._running[sequence]
         while not table.grow():
             running = self._running
@@ -301,7 +301,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _vacate(self, sequence: Sequence) -> None:
-        """Takes slot and blocks from a sequence that has them."""
+        """Take slot and blocks from a sequence that has them."""
         table = self._running.pop(sequence)
         self._private_tokens -= sequence.length - table.shared * self._limits.block_size
         table.release()
@@ -318,12 +318,12 @@ class Scheduler:
 
 
 def _uncomputed_tokens(sequence: Sequence) -> int:
-    """Tokens of a waiting sequence that may have to be computed."""
+    """Return tokens of a waiting sequence that may have to be computed."""
     return 0 if sequence.prefilled else sequence.length
 
 
 class ActiveRequestGuard:
-    """Holds a request's place in the scheduler for as long as its stream lives, and gives it back on every way out.
+    """A request's place in the scheduler, held for the life of its stream, and released on every way out.
 
     A stop of the request gives the place back at once, before the reader comes back to hear of it.
     """

@@ -10,13 +10,13 @@ _WORD = re.compile(r"\w+")
 
 
 def share_of_words(query: str, document: str) -> float:
-    """From 0 to 1; the words of a text are counted once, in any case."""
+    """Return a share from 0 to 1; the words of a text are counted once, in any case."""
     wanted = _words(query)
     return len(wanted & _words(document)) / len(wanted) if wanted else 0.0
 
 
 def scores(request: ScoreRequest, tokenizer: Tokenizer, context_length: int) -> ScoreOutput:
-    """The score of each document. A pair counts as one input of the model: the query before the document.
+    """Return the score of each document. A pair counts as one input of the model: the query before the document.
 
     Raises:
         BackendError.InvalidArgument: a pair does not fit into the context, and is not to be cut.
@@ -46,7 +46,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _cut(tokenizer: Tokenizer, text: str, most: int | None) -> tuple[str, int]:
-    """The text, cut to so many tokens, and how many it has."""
+    """Return the text, cut to so many tokens, and how many it has."""
     token_ids = tokenizer.encode(text, add_special_tokens=False)
     if most is None or len(token_ids) <= most:
         return text, len(token_ids)

@@ -1,4 +1,4 @@
-"""One running answer: which tokens it consists of, where it ends, and what its reader has not taken yet."""
+"""One running answer: its tokens, its end, and the tokens that its reader has not taken yet."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Sequence:
         alternatives: int | None = None,
         chunks: ChunkSizes | None = None,
     ) -> None:
-        """An answer of at most `limit` tokens; `alternatives` is None where no log-probabilities are wanted."""
+        """Begin an answer of at most `limit` tokens; `alternatives` is None where no log-probabilities are wanted."""
         self._source = source
         self._limit = limit
         self._stops = stops
@@ -134,12 +134,12 @@ class Sequence:
         return self.prompt_tokens + self.produced
 
     def set_boundary(self, boundary: int) -> None:
-        """Sets the boundary to a count that has not been reached."""
+        """Set the boundary to a count that has not been reached."""
         self.boundary = boundary
         self.checkpoint = self._next_checkpoint()
 
     def on_checkpoint(self) -> None:
-        """Does what is due at the checkpoint: finishes, pauses, or finds out what comes next."""
+        """Do what is due at the checkpoint: finishes, pauses, or find out what comes next."""
         if self.produced == self._end:
             self.finished = True
             return
@@ -149,7 +149,7 @@ class Sequence:
         self.checkpoint = self._next_checkpoint()
 
     def take(self) -> LLMEngineOutput:
-        """What waits, as one item; the first has the usage, the last that and the finish reason.
+        """Return what waits, as one item; the first has the usage, the last that and the finish reason.
 
         It is everything that waits, or with chunk sizes so many tokens.
         """
@@ -176,23 +176,23 @@ class Sequence:
         return output
 
     def cancelled(self) -> LLMEngineOutput:
-        """The terminal of an answer that was stopped; what waits is dropped."""
+        """Return the terminal of an answer that was stopped; what waits is dropped."""
         return LLMEngineOutput.cancelled().with_usage(self.usage())
 
     def usage(self) -> CompletionUsage:
-        """Counts what the reader has taken. A stop token that is left out of the answer is not counted."""
+        """Count what the reader has taken. A stop token that is left out of the answer is not counted."""
         counts = usage(self.prompt_tokens, min(self.taken, len(self.tokens)))
         counts.cached_tokens = self.cached_tokens
         return counts
 
     def wake(self) -> None:
-        """Lets the reader go on."""
+        """Let the reader go on."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def end_early(self, failure: str | None = None) -> None:
-        """Ends the answer early: because the engine fails, or else as cancelled."""
+        """End the answer early: because the engine fails, or else as cancelled."""
         if not self.halted:
             self.halted = True
             self.failure = failure
@@ -208,7 +208,7 @@ class Sequence:
         return min(known, max(self.taken + MAX_BACKLOG, self.produced + 1), self.boundary)
 
     def _extend(self) -> None:
-        """Asks the source for more and looks for the end in it."""
+        """Ask the source for more and look for the end in it."""
         block, last = self._source.next_tokens()
         count = len(self.tokens)
         room = max(self._limit - count, 0)

@@ -17,7 +17,7 @@ class SequenceFactory:
     """Makes a sequence for each request, according to the settings and the model's tokenizer."""
 
     def __init__(self, settings: MockerConfig, tokenizer: Tokenizer, *, longest: int | None = None) -> None:
-        """No answer has more than `longest` tokens, whatever is asked for; None: no such bound."""
+        """Bound answers by `longest` tokens, whatever is asked for; None: no such bound."""
         self._settings = settings
         self.tokenizer = tokenizer
         # The last token of an answer is not computed, so that it needs no place in the KV cache.
@@ -28,11 +28,11 @@ class SequenceFactory:
 
     @classmethod
     def load(cls, settings: MockerConfig, model_path: str | None, longest: int | None = None) -> SequenceFactory:
-        """With the tokenizer of a model folder, or the byte tokenizer. Blocks: call it in a thread."""
+        """Load the tokenizer of a model folder, or the byte tokenizer. Blocks: call it in a thread."""
         return cls(settings, _tokenizer(model_path), longest=longest)
 
     def sequence(self, request: PreprocessedRequest) -> Sequence:
-        """The answer to a request whose prompt fits into the KV cache and leaves room in the context."""
+        """Return the answer to a request whose prompt fits into the KV cache and leaves room in the context."""
         prompt = request.token_ids
         stops = _stop_tokens(request)
         seed = seed_of(request.sampling_options.seed)
@@ -60,7 +60,7 @@ class SequenceFactory:
         )
 
     def _fixed(self, prompt: list[int]) -> list[int] | None:
-        """The whole answer where it does not depend on chance."""
+        """Return the whole answer where it does not depend on chance."""
         if self._settings.output == "echo":
             return prompt
         if self._script:

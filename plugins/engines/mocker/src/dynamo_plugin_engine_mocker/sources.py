@@ -1,4 +1,4 @@
-"""Where the tokens of an answer come from."""
+"""Sources of the tokens of an answer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class TokenSource(Protocol):
     """Gives the tokens of one answer in order."""
 
     def next_tokens(self) -> tuple[Sequence[int], bool]:
-        """Some more tokens, and whether these are the last. Not asked again after the last."""
+        """Return some more tokens, and whether these are the last. Not asked again after the last."""
 
 
 class RandomSource:
-    """An endless answer whose token at an absolute position depends on that position and the seed only.
+    """An endless answer whose token at a position depends only on that position and the seed.
 
     So an answer can be cut anywhere: a request whose prompt is the old prompt and the tokens so far goes on with the
     same tokens. Before position `free_from`, no token in `excluded` is drawn.
@@ -37,7 +37,7 @@ class RandomSource:
         self._free_from = free_from
 
     def next_tokens(self) -> tuple[Sequence[int], bool]:
-        """The tokens up to the end of the block of positions."""
+        """Return the tokens up to the end of the block of positions."""
         position = self._position
         block, offset = divmod(position, BLOCK)
         words = noise(_TOKENS, self._seed, block)[offset:]
@@ -60,5 +60,5 @@ class FixedSource:
         self._tokens = tokens
 
     def next_tokens(self) -> tuple[Sequence[int], bool]:
-        """All of it."""
+        """Return all of it."""
         return self._tokens, True

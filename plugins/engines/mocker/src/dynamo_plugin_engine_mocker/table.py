@@ -1,4 +1,4 @@
-"""What one sequence holds of the KV cache, and the hashes by which its blocks are shared."""
+"""The block table of one sequence: held KV blocks, and the hashes by which they are shared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dynamo_plugin_engine_mocker.blocks import BlockPool
 
 
 class PrefixHashes:
-    """The hashes of the full blocks of a prompt and, as far as they have been asked for, of its answer."""
+    """The hashes of the full blocks of a prompt and, as far as requested, of its answer."""
 
     __slots__ = ("_answer", "_block_size", "_cache_salt", "_lora_name", "_prompt_tokens", "_tail", "blocks", "chain")
 
@@ -41,7 +41,7 @@ class PrefixHashes:
         self._tail = list(prompt[len(self.blocks) * block_size :])
 
     def extend(self, count: int) -> None:
-        """Makes sure of the hashes of the first `count` blocks, whose tokens must be there."""
+        """Make sure of the hashes of the first `count` blocks, whose tokens must be there."""
         while len(self.blocks) < count:
             begin = len(self.blocks) * self._block_size - self._prompt_tokens
             end = begin + self._block_size
@@ -71,13 +71,16 @@ class BlockTable:
         return self._hashes.chain[: self.shared] if self._hashes is not None else ()
 
     def match(self, tokens: int) -> int:
-        """How many blocks of the first `tokens` tokens are there already; at least one token is left to compute."""
+        """Return how many blocks of the first `tokens` tokens are there already.
+
+        At least one token is left to compute.
+        """
         if self._hashes is None:
             return 0
         return self._pool.match(self._hashes.chain[: (tokens - 1) // self._block_size])
 
     def reserve(self, tokens: int, matched: int) -> bool:
-        """Takes all blocks for so many tokens, of which `matched` are there; False if there are too few."""
+        """Take all blocks for so many tokens, of which `matched` are there; False if there are too few."""
         private = -(-tokens // self._block_size) - matched
         chain = self._hashes.chain[:matched] if self._hashes is not None else ()
         if not self._pool.acquire(chain, private):
@@ -86,14 +89,14 @@ class BlockTable:
         return True
 
     def grow(self) -> bool:
-        """Takes one block more; False if there is none."""
+        """Take one block more; False if there is none."""
         if not self._pool.acquire((), 1):
             return False
         self.private += 1
         return True
 
     def complete(self, computed: int) -> int:
-        """Lets others share every block whose tokens are all among the first `computed`; how many are new."""
+        """Let others share every block whose tokens are all among the first `computed`; how many are new."""
         hashes = self._hashes
         full = computed // self._block_size
         new = full - self.shared
@@ -107,6 +110,6 @@ class BlockTable:
         return new
 
     def release(self) -> None:
-        """Gives everything back; repeating it does nothing."""
+        """Give everything back; repeating it does nothing."""
         self._pool.release(self.hashes, self.private)
         self.shared = self.private = 0

@@ -1,4 +1,4 @@
-"""How long a step takes, and when the next one is due."""
+"""The duration of a step, and the time of the next one."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ TransferTime = Callable[[int], float]
 
 
 def prefill_ms(tokens: int) -> float:
-    """Milliseconds to prefill so many new tokens in one step."""
+    """Return milliseconds to prefill so many new tokens in one step."""
     if tokens == 0:
         return 0.0
     return 4.209989e-07 * tokens * tokens + 1.518344e-02 * tokens + 16.50142
 
 
 def decode_ms(kv_usage: float) -> float:
-    """Milliseconds for one token of every running request, with this share (0 to 1) of the KV cache in use."""
+    """Return milliseconds for one token of every running request, with this share (0 to 1) of the KV cache in use."""
     share = min(kv_usage, 1.0)
     return max(1.0, -25.74 * share * share + 54.01 * share + 5.74)
 
 
 def step_time(config: MockerConfig) -> StepTime:
-    """The duration of steps under these settings."""
+    """Return the duration of steps under these settings."""
     if config.fixed_itl_ms is not None:
         fixed = config.fixed_itl_ms / 1000
         return lambda prefill_tokens, decoding, kv_usage: fixed
@@ -45,7 +45,7 @@ def step_time(config: MockerConfig) -> StepTime:
 
 
 def transfer_time(config: MockerConfig) -> TransferTime:
-    """How long the KV cache of a prompt is on its way under these settings."""
+    """Return how long the KV cache of a prompt is on its way under these settings."""
     if config.kv_transfer_bandwidth == 0 or config.speedup_ratio == 0:
         return lambda tokens: 0.0
     per_token = config.kv_bytes_per_token / (config.kv_transfer_bandwidth * 1e9 * config.speedup_ratio)
@@ -66,11 +66,11 @@ class Pacer:
         self._due = clock.time()
 
     def restart(self) -> None:
-        """Begins the schedule now, after a time without work."""
+        """Begin the schedule now, after a time without work."""
         self._due = self._clock.time()
 
     async def wait(self, seconds: float) -> None:
-        """Returns when a step of this duration, begun when the one before was due, is over."""
+        """Return when a step of this duration, begun when the one before was due, is over."""
         due = self._due + seconds
         now = self._clock.time()
         if now - due > seconds:

@@ -1,4 +1,4 @@
-"""The tokens that random answers are drawn from."""
+"""The tokens of random answers."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, *, printable: bool) -> Vocabulary:
-        """The tokens of a tokenizer without its end-of-sequence tokens, or only those that are printable text.
+        """Return the tokens of a tokenizer without its end-of-sequence tokens, or only those that are printable text.
 
-        Looks at every token: call it outside the event loop.
+        Look at every token: call it outside the event loop.
         """
         ends = frozenset(tokenizer.eos_token_ids)
         ids = (token for token in range(tokenizer.vocab_size) if token not in ends and tokenizer.token_bytes(token))
         return cls(token for token in ids if not printable or _is_printable(tokenizer, token))
 
     def draw_except(self, word: int, excluded: Container[int]) -> int:
-        """The id for a number, or the next one that is not excluded; if all are, they cannot be avoided."""
+        """Return the id for a number, or the next one that is not excluded; if all are, they cannot be avoided."""
         size = len(self.ids)
         first = word * size // WORD
         for index in range(first, first + size):

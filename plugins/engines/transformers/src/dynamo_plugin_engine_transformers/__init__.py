@@ -14,7 +14,7 @@ DYNAMO_API = 1
 
 @hookimpl
 def dynamo_register_engines() -> list[type[LLMEngine]]:
-    """Offers `TransformersEngine` under the name ``transformers``."""
+    """Offer `TransformersEngine` under the name ``transformers``."""
     from dynamo_plugin_engine_transformers.engine import TransformersEngine
 
     return [TransformersEngine]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 
 class TransformersConfig(PluginConfig):
-    """Where and how the model runs."""
+    """The model's device and limits."""
 
     device: str = Field(
         default="auto",

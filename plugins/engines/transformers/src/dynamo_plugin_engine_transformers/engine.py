@@ -43,7 +43,7 @@ class TransformersEngine(LLMEngine):
         self._draining = False
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Loads the model, in a thread.
+        """Load the model, in a thread.
 
         Raises:
             ConfigError: there is no model, or no library, or they do not go together.
@@ -72,7 +72,7 @@ class TransformersEngine(LLMEngine):
         )
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        """Streams the answer; each item holds everything said since the one before.
+        """Stream the answer; each item holds everything said since the one before.
 
         Raises:
             BackendError.InvalidArgument: an empty prompt, one that leaves no room in the context, a token id that there
@@ -121,11 +121,11 @@ class TransformersEngine(LLMEngine):
             runner.release(ctx.attempt_id, finished=finished)
 
     async def drain(self) -> None:
-        """Refuses new requests; those that run go on."""
+        """Refuse new requests; those that run go on."""
         self._draining = True
 
     async def cleanup(self) -> None:
-        """Ends the library's thread; streams that still run end with `EngineShutdown`."""
+        """End the library's thread; streams that still run end with `EngineShutdown`."""
         self._draining = True
         runner, self._runner = self._runner, None
         if runner is not None:
@@ -133,7 +133,7 @@ class TransformersEngine(LLMEngine):
 
 
 class _Stream:
-    """From callbacks to a waiting task: only the newest output matters, for it holds all tokens."""
+    """A bridge from callbacks to a waiting task: only the newest output matters, for it holds all tokens."""
 
     __slots__ = ("_newest", "_waiter", "_woken")
 
@@ -143,19 +143,19 @@ class _Stream:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, output: Output) -> None:
-        """There is more of the answer."""
+        """Put more of the answer."""
         self._newest = output
         self.wake()
 
     def wake(self) -> None:
-        """There is something to look at."""
+        """Wake the reader."""
         self._woken = True
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     async def take(self) -> Output | None:
-        """The newest output; None if it was only woken."""
+        """Return the newest output; None if it was only woken."""
         if not self._woken:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -165,7 +165,7 @@ class _Stream:
 
 
 def _limit(request: PreprocessedRequest, context_length: int) -> int:
-    """How many tokens may come out.
+    """Return how many tokens may come out.
 
     Raises:
         BackendError.InvalidArgument: the prompt is empty, or leaves no room.
@@ -190,7 +190,7 @@ def _usage(sampling: RequestSampling, sent: int) -> CompletionUsage:
 
 
 def _item(request: PreprocessedRequest, sampling: RequestSampling, output: Output, sent: int) -> LLMEngineOutput:
-    """What is new in an output; the last one with its reason. A hidden stop token is left out."""
+    """Return what is new in an output; the last one with its reason. A hidden stop token is left out."""
     tokens = list(output.tokens[sent:])
     item = LLMEngineOutput(tokens)
     end = sent + len(tokens)

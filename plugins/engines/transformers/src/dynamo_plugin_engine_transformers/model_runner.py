@@ -1,4 +1,4 @@
-"""All that touches the transformers library: loading the model, its batching thread, and our sampler in it."""
+"""The model runner, the only user of the transformers library: loading, its batching thread, and our sampler."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ModelInfo:
 
 
 def load_libraries() -> tuple[Any, Any]:
-    """The modules `torch` and `transformers`.
+    """Return the modules `torch` and `transformers`.
 
     Raises:
         ConfigError: they are not installed, or are of a version that this engine does not know.
@@ -90,7 +90,7 @@ class ModelRunner:
         self._samplings: dict[str, RequestSampling] = {}
 
     def load(self, folder: str, loop: asyncio.AbstractEventLoop) -> ModelInfo:
-        """Loads the model and starts the thread.
+        """Load the model and start the thread.
 
         Raises:
             ConfigError: the libraries are not there, or the folder holds no model that they can serve.
@@ -143,7 +143,7 @@ class ModelRunner:
         )
 
     def submit(self, key: str, sampling: RequestSampling, limit: int, deliver: OutputCallback) -> None:
-        """Starts a request of at most `limit` tokens. `release` must follow.
+        """Start a request of at most `limit` tokens. `release` must follow.
 
         Raises:
             BackendError.EngineShutdown: the thread does not run.
@@ -162,7 +162,7 @@ class ModelRunner:
             raise BackendError.EngineShutdown("the engine's batching thread does not run")
 
     def release(self, key: str, *, finished: bool) -> None:
-        """Forgets a request; one that has not finished is cancelled."""
+        """Forget a request; one that has not finished is cancelled."""
         known = self._samplings.pop(key, None)
         if self._router is not None:
             self._router.receivers.pop(key, None)
@@ -175,7 +175,7 @@ class ModelRunner:
         return self._manager is not None and bool(self._manager.is_running())
 
     def stop(self) -> None:
-        """Ends the thread; what still runs fails. Safe twice."""
+        """End the thread; what still runs fails. Safe twice."""
         manager, self._manager = self._manager, None
         if manager is None:
             return
@@ -203,7 +203,7 @@ class ModelRunner:
             raise BackendError.EngineShutdown(f"the model does not fit on {device}: {_first_line(error)}") from error
 
     def _install(self, torch: Any, manager: Any, loop: asyncio.AbstractEventLoop) -> None:
-        """Puts our sampler in the place of the library's, and takes its outputs without its queue."""
+        """Put our sampler in the place of the library's, and take its outputs without its queue."""
         processors = import_module(f"{_BATCHING}.cb_logits_processors")
         transformers = import_module("transformers")
         sampler = _sampler_class(torch, processors.ContinuousBatchingLogitsProcessor)(self._samplings)
@@ -227,7 +227,7 @@ class ModelRunner:
             time.sleep(_POLL_INTERVAL)
 
     def _note_matches(self, cache: Any) -> None:
-        """Has the library's search for cached prefixes say what it found."""
+        """Have the library's search for cached prefixes say what it found."""
         search = cache.search_prefix_match
 
         def noting(request_id: str, prompt_ids: list[int]) -> int:
@@ -242,7 +242,7 @@ class ModelRunner:
 
 
 def _let_in_after_cancelling(scheduler: Any) -> None:
-    """Lets new requests in once cancelled ones have given their blocks back.
+    """Let new requests in once cancelled ones have given their blocks back.
 
     The library keeps them out while its cache is full, and else ends that only when a request finishes: if all that
     ran were cancelled, it would never.

@@ -19,7 +19,7 @@ _GENERATION_CONFIG = "generation_config.json"
 
 @dataclass(slots=True)
 class RequestSampling:
-    """How the tokens of one request are chosen. Written by the request's task, then read by the generating thread.
+    """The sampling of one request. Written by the request's task, then read by the generating thread.
 
     `produced`, `log_probs` and `top_logprobs` are the thread's: one entry per token, added before its delivery. So is
     `cached_tokens`, set before the first of them.
@@ -56,7 +56,7 @@ class RequestSampling:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def banned(self) -> set[int]:
-        """Tokens that may not be next."""
+        """Return tokens that may not be next."""
         banned: set[int] = set()
         if len(self.produced) < self.min_tokens:
             banned |= self.stop_ids
@@ -68,7 +68,7 @@ class RequestSampling:
 
 
 def model_defaults(folder: str) -> dict[str, float]:
-    """The sampling defaults in the model's own file."""
+    """Return the sampling defaults in the model's own file."""
     try:
         said = read_json((Path(folder) / _GENERATION_CONFIG).read_bytes())
     except (OSError, ValueError):
@@ -81,7 +81,7 @@ def model_defaults(folder: str) -> dict[str, float]:
 def request_sampling(
     request: PreprocessedRequest, *, vocabulary: int, defaults: Mapping[str, float], caching: bool = True
 ) -> RequestSampling:
-    """Reads the sampling options of a request.
+    """Read the sampling options of a request.
 
     Raises:
         BackendError.InvalidArgument: an option that this engine does not have, or a token id beyond the vocabulary.
@@ -128,7 +128,7 @@ def request_sampling(
 
 
 def unsupported(why: str, name: str) -> BackendError:
-    """The error for a field that cannot be honoured."""
+    """Return the error for a field that cannot be honoured."""
     return BackendError.InvalidArgument(f"`{name}` cannot be honoured by this model's engine: {why}", field=name)
 
 

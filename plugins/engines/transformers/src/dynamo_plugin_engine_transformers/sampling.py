@@ -15,9 +15,9 @@ _MASK = (1 << 63) - 1
 
 
 def sample(torch: Any, scores: Any, samplings: Sequence[RequestSampling]) -> Any:
-    """Chooses a token per row; `scores` is a float tensor, rows by vocabulary, one row per request.
+    """Choose a token per row; `scores` is a float tensor, rows by vocabulary, one row per request.
 
-    Returns the scores with the chosen token of every row as the greatest. Each `RequestSampling` records its token.
+    Return the scores with the chosen token of every row as the greatest. Each `RequestSampling` records its token.
     """
     log_probs_by_row = _log_probabilities(torch, scores, samplings)
     for row, sampling in enumerate(samplings):
@@ -37,7 +37,7 @@ def sample(torch: Any, scores: Any, samplings: Sequence[RequestSampling]) -> Any
 
 
 def _log_probabilities(torch: Any, scores: Any, samplings: Sequence[RequestSampling]) -> dict[int, Any]:
-    """Of the rows that want them, before anything changes what the model said."""
+    """Return those of the rows that want them, before anything changes the logits of the model."""
     rows = [row for row, sampling in enumerate(samplings) if sampling.logprobs is not None]
     if not rows:
         return {}
@@ -57,7 +57,7 @@ def _record_logprobs(torch: Any, log_probs: Any, sampling: RequestSampling, toke
 
 
 def _adjust(torch: Any, row: Any, sampling: RequestSampling) -> None:
-    """Penalties, biases and bans, in place."""
+    """Apply penalties, biases and bans, in place."""
     if sampling.penalized:
         _penalize(torch, row, sampling)
     for token, amount in sampling.bias.items():
@@ -84,7 +84,7 @@ def _penalize(torch: Any, row: Any, sampling: RequestSampling) -> None:
 
 
 def _draw(torch: Any, scores: Any, samplings: Sequence[RequestSampling]) -> Any:
-    """A token per row, by chance."""
+    """Return a token per row, by chance."""
 
     def column(values: Sequence[float]) -> Any:
         return torch.tensor(values, dtype=scores.dtype, device=scores.device).unsqueeze(-1)
@@ -100,7 +100,7 @@ def _draw(torch: Any, scores: Any, samplings: Sequence[RequestSampling]) -> Any:
 
 
 def _truncate(torch: Any, scores: Any, samplings: Sequence[RequestSampling], column: Any) -> Any:
-    """Only the `top_k` best, and of those only as many as make up `top_p`."""
+    """Return only the `top_k` best, and of those only as many as make up `top_p`."""
     size = scores.shape[-1]
     ordered, ids = scores.sort(dim=-1, descending=True)
     places = torch.arange(size, device=scores.device)
@@ -115,7 +115,7 @@ def _truncate(torch: Any, scores: Any, samplings: Sequence[RequestSampling], col
 
 
 def _noise(torch: Any, scores: Any, samplings: Sequence[RequestSampling]) -> Any:
-    """Standard Gumbel noise. With a seed, that of a position is always the same."""
+    """Return standard Gumbel noise. With a seed, that of a position is always the same."""
     uniform = torch.rand(scores.shape, device=scores.device, dtype=scores.dtype)
     for row, sampling in enumerate(samplings):
         if sampling.seed is not None:

@@ -14,7 +14,7 @@ DYNAMO_API = 1
 
 @hookimpl
 def dynamo_register_engines() -> list[type[LLMEngine]]:
-    """Offers `UpstreamEngine` under the name ``upstream``."""
+    """Offer `UpstreamEngine` under the name ``upstream``."""
     from dynamo_plugin_engine_upstream.engine import UpstreamEngine
 
     return [UpstreamEngine]

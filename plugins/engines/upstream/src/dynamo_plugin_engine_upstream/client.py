@@ -45,7 +45,7 @@ class Stopped(Exception):
 
 
 class Client:
-    """For the tasks of one event loop."""
+    """A client for the tasks of one event loop."""
 
     def __init__(self, config: UpstreamConfig) -> None:
         self.config = config
@@ -59,7 +59,7 @@ class Client:
         self._timeout = ClientTimeout(total=None, connect=config.connect_timeout, sock_connect=config.connect_timeout)
 
     async def models(self) -> list[dict[str, Any]] | None:
-        """What the server lists as its models; None if it has no such list.
+        """Return what the server lists as its models; None if it has no such list.
 
         Raises:
             DynamoError: it cannot be reached, or refuses.
@@ -87,11 +87,11 @@ class Client:
         return [model for model in listed if isinstance(model, dict) and isinstance(model.get("id"), str)]
 
     def call(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], names: Mapping[str, str]) -> Call:
-        """A request that has not been sent. `names` are those that clients are not to see."""
+        """Return a request that has not been sent. `names` are those that clients are not to see."""
         return Call(self, path, _encode(body), {**headers, "content-type": "application/json"}, names)
 
     async def post(self, path: str, data: bytes, headers: Mapping[str, str]) -> ClientResponse:
-        """Sends a request and returns when its answer begins.
+        """Send a request and return when its answer begins.
 
         Raises:
             BackendError: nothing of an answer came.
@@ -118,7 +118,7 @@ class Client:
         raise AssertionError("the second attempt returns or raises")
 
     def spawn(self, path: str, data: bytes, headers: Mapping[str, str]) -> asyncio.Task[ClientResponse | DynamoError]:
-        """`post` as a task of this client, so that it can be cancelled by others; its error is its result."""
+        """Return `post` as a task of this client, so that it can be cancelled by others; its error is its result."""
         return self._tasks.spawn(self._post_result(path, data, headers), name=f"upstream {path}")
 
     async def _post_result(self, path: str, data: bytes, headers: Mapping[str, str]) -> ClientResponse | DynamoError:
@@ -128,7 +128,7 @@ class Client:
             return error
 
     async def aclose(self) -> None:
-        """Closes all connections. Safe twice."""
+        """Close all connections. Safe twice."""
         await self._tasks.aclose()
         await self._session.close()
 
@@ -153,7 +153,7 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
 
     async def open(self, kind: str = "text/event-stream") -> None:
-        """Sends the request; returns when the server has begun to answer it with that type of content.
+        """Send the request; return when the server has begun to answer it with that type of content.
 
         Raises:
             Stopped: it was stopped.
@@ -187,7 +187,7 @@ class Call:
         self._arm()
 
     async def whole(self) -> bytes:
-        """The whole answer to a request that is not to be streamed.
+        """Return the whole answer to a request that is not to be streamed.
 
         Raises:
             Stopped: it was stopped.
@@ -204,7 +204,7 @@ class Call:
         return b"".join(parts)
 
     async def read(self) -> bytes:
-        """What has come, at least one byte; empty at the end of the stream.
+        """Return what has come, at least one byte; empty at the end of the stream.
 
         Raises:
             Stopped: it was stopped.
@@ -225,7 +225,7 @@ class Call:
         return received
 
     def stop(self) -> None:
-        """Ends the request at once: the connection is closed, so that the server sees it too."""
+        """End the request at once: the connection is closed, so that the server sees it too."""
         self._stopped = True
         if self._opening is not None:
             self._opening.cancel()
@@ -233,7 +233,7 @@ class Call:
             self._response.close()
 
     async def aclose(self, *, complete: bool = False) -> None:
-        """Lets go of the connection: back into the pool if the answer was `complete`, else closed."""
+        """Let go of the connection: back into the pool if the answer was `complete`, else closed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -300,7 +300,7 @@ class Call:
 
 
 def unreachable(url: str, error: BaseException) -> DynamoError:
-    """The error for a server that no request reached, or that gave no answer to one."""
+    """Return the error for a server that no request reached, or that gave no answer to one."""
     if isinstance(error, ClientConnectorCertificateError | ssl.SSLCertVerificationError):
         # Not of this request: nothing will ever get through.
         return BackendError.EngineShutdown(f"{url} has a certificate that is not trusted; see `tls.ca`", cause=error)
@@ -313,7 +313,7 @@ def unreachable(url: str, error: BaseException) -> DynamoError:
 
 
 def tls_context(config: UpstreamConfig) -> ssl.SSLContext | None:
-    """What encrypted connections are made with; None if there are none.
+    """Return what encrypted connections are made with; None if there are none.
 
     Raises:
         ConfigError: a file cannot be used.

@@ -10,7 +10,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 
 class UpstreamConfig(PluginConfig):
-    """Where the server is, and how long it may take. Times are in seconds."""
+    """The server's address, and its timeouts. Times are in seconds."""
 
     url: str = Field(description="The server's address, such as http://10.0.0.5:8000; without a path, /v1 is meant.")
     model: str | None = Field(
@@ -65,7 +65,7 @@ class UpstreamConfig(PluginConfig):
 
 
 def _base(text: str) -> str:
-    """The address that paths such as ``/models`` are put behind.
+    """Return the address that paths such as ``/models`` are put behind.
 
     Raises:
         ValueError: it is none, or holds what has a key of its own.

@@ -79,7 +79,7 @@ class UpstreamEngine(LLMEngine):
         self._pooling = {_CAPABILITIES[name] for name in worker.endpoint_types if name in _CAPABILITIES}
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Finds the server and the model there; waits for a server that is not up yet.
+        """Find the server and the model there; wait for a server that is not up yet.
 
         Raises:
             ConfigError: the server does not have the model, or the key or a file is wrong.
@@ -106,14 +106,14 @@ class UpstreamEngine(LLMEngine):
         )
 
     def _clients_headers(self, request: PreprocessedRequest) -> dict[str, str]:
-        """The headers of the client's request that the server gets."""
+        """Return the headers of the client's request that the server gets."""
         hints = request.routing
         if not self.config.forward_headers or hints is None or hints.headers is None:
             return {}
         return {name: value for name, value in hints.headers.items() if name not in _OWN_HEADERS}
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        """Streams the server's answer.
+        """Stream the server's answer.
 
         Raises:
             BackendError.InvalidArgument: the server refuses the request, with its words.
@@ -151,7 +151,7 @@ class UpstreamEngine(LLMEngine):
             await call.aclose(complete=reader.complete and not ctx.is_stopped())
 
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
-        """The server's vectors.
+        """Return the server's vectors.
 
         Raises:
             BackendError: as for `generate`; `Cancelled` if the request was stopped.
@@ -160,7 +160,7 @@ class UpstreamEngine(LLMEngine):
         return await self._ask(pooling.EMBEDDINGS, pooling.embedding_body(request, self._model), read, ctx)
 
     async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
-        """The server's scores, from its route for pairs if it has one.
+        """Return the server's scores, from its route for pairs if it has one.
 
         Raises:
             BackendError: as for `embed`.
@@ -170,7 +170,7 @@ class UpstreamEngine(LLMEngine):
         return await self._ask(path, pooling.score_body(request, self._model, path), read, ctx)
 
     async def _ask(self, path: str, body: dict[str, Any], read: Callable[[bytes], T], ctx: GenerateContext) -> T:
-        """What `read` makes of the server's answer to a request that is not streamed."""
+        """Return what `read` makes of the server's answer to a request that is not streamed."""
         call = self._require_client().call(path, body, _own_headers(ctx), self._names)
         if ctx.is_stopped():
             call.stop()
@@ -187,7 +187,7 @@ class UpstreamEngine(LLMEngine):
         return read(answer) if len(answer) <= _INLINE else await asyncio.to_thread(read, answer)
 
     async def cleanup(self) -> None:
-        """Closes all connections; streams that still run end with `BackendError.Disconnected`."""
+        """Close all connections; streams that still run end with `BackendError.Disconnected`."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -218,7 +218,7 @@ class UpstreamEngine(LLMEngine):
             await asyncio.sleep(_POLL_INTERVAL)
 
     def _choose(self, listed: Sequence[dict[str, Any]] | None) -> dict[str, Any]:
-        """The model to ask for, as the server lists it.
+        """Return the model to ask for, as the server lists it.
 
         Raises:
             ConfigError: it has no such model, or several of which none was named.
@@ -241,13 +241,13 @@ class UpstreamEngine(LLMEngine):
 
 
 def _own_headers(ctx: GenerateContext) -> dict[str, str]:
-    """The headers that every request has."""
+    """Return the headers that every request has."""
     traced = {name: ctx.metadata[name] for name in _FORWARDED_HEADERS if name in ctx.metadata}
     return traced | {"x-request-id": ctx.id}
 
 
 def _items(events: EventDecoder, reader: ResponseReader, received: bytes) -> Iterator[LLMEngineOutput]:
-    """What the bytes bring, one by one, so that what came before an error is not lost; no bytes are the end."""
+    """Yield what the bytes bring, one by one, so that what came before an error is not lost; no bytes are the end."""
     for data in events.feed(received) if received else events.end():
         if data == DONE:
             yield from reader.end(done=True)
@@ -258,7 +258,7 @@ def _items(events: EventDecoder, reader: ResponseReader, received: bytes) -> Ite
 
 
 def _length(model: dict[str, Any]) -> int | None:
-    """The context of a listed model, in tokens, if the server says it."""
+    """Return the context of a listed model, in tokens, if the server says it."""
     for name in _CONTEXT_FIELDS:
         value = model.get(name)
         if isinstance(value, int) and value > 1:

@@ -1,4 +1,4 @@
-"""Embeddings and scores: the requests to the server, and what it answers."""
+"""Embeddings and scores: requests to the server, and its answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _answers = msgspec.json.Decoder()
 
 
 def embedding_body(request: EmbedRequest, model: str) -> dict[str, Any]:
-    """The client's body with the server's name of the model.
+    """Return the client's body with the server's name of the model.
 
     The vectors are asked for as numbers, which every server can give, whatever the client wants.
 
@@ -33,7 +33,7 @@ def embedding_body(request: EmbedRequest, model: str) -> dict[str, Any]:
 
 
 def score_body(request: ScoreRequest, model: str, path: str) -> dict[str, Any]:
-    """The texts and the limits that were set."""
+    """Return the texts and the limits that were set."""
     limits = {
         name: value
         for name in ("max_tokens_per_query", "max_tokens_per_doc", "truncate_prompt_tokens")
@@ -50,7 +50,7 @@ def score_body(request: ScoreRequest, model: str, path: str) -> dict[str, Any]:
 
 
 def read_embeddings(body: bytes, inputs: int) -> EmbedOutput:
-    """The vectors of an answer, in the order of the inputs.
+    """Return the vectors of an answer, in the order of the inputs.
 
     Raises:
         BackendError.Unknown: it is no such answer.
@@ -60,7 +60,7 @@ def read_embeddings(body: bytes, inputs: int) -> EmbedOutput:
 
 
 def read_scores(body: bytes, documents: int, path: str) -> ScoreOutput:
-    """The scores of an answer, in the order of the documents.
+    """Return the scores of an answer, in the order of the documents.
 
     Raises:
         BackendError.Unknown: it is no such answer.
@@ -71,7 +71,7 @@ def read_scores(body: bytes, documents: int, path: str) -> ScoreOutput:
 
 
 def _entries(body: bytes, where: str, name: str, count: int, make: Callable[[Any], T]) -> tuple[list[T], int]:
-    """What the entries of a list hold, by their index, and how many tokens were read."""
+    """Return what the entries of a list hold, by their index, and how many tokens were read."""
     try:
         answer = read(_answers, body)
         found = {entry["index"]: make(entry[name]) for entry in answer[where]}
@@ -96,7 +96,7 @@ def _number(value: Any) -> float:
 
 
 def _tokens(usage: Any) -> int:
-    """As servers count them; 0 if they do not."""
+    """Return the tokens as servers count them; 0 if they do not."""
     for name in ("prompt_tokens", "total_tokens"):
         value = usage.get(name) if isinstance(usage, dict) else None
         if isinstance(value, int) and value > 0:

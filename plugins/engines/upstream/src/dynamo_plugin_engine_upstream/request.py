@@ -17,7 +17,7 @@ _SAMPLING = ("top_p", "top_k", "min_p")
 
 
 def build_request(request: PreprocessedRequest, model: str) -> tuple[str, dict[str, Any]]:
-    """The path below the base address, and the body.
+    """Return the path below the base address, and the body.
 
     The answer is always asked for as a stream with usage, whatever the client wants: frontends put it together.
 

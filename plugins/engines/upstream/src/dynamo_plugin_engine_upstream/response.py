@@ -1,4 +1,4 @@
-"""What the server answers: from chunks in the form of the OpenAI API to the items of an engine."""
+"""The server's answers: from chunks of the OpenAI API to engine items."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ResponseReader:
         self.complete = False
 
     def read(self, data: bytes) -> list[LLMEngineOutput]:
-        """The items that one chunk becomes.
+        """Return the items that one chunk becomes.
 
         Raises:
             ServerError: it is an error.
@@ -75,7 +75,7 @@ class ResponseReader:
         return items
 
     def end(self, *, done: bool = False) -> list[LLMEngineOutput]:
-        """What was held back. The stream has ended; `done` is whether the server said so.
+        """Return what was held back. The stream has ended; `done` is whether the server said so.
 
         If it did, what it gave no reason for has stopped.
 
@@ -127,7 +127,10 @@ class ResponseReader:
 
 
 def _split(choice: dict[str, Any]) -> list[LLMEngineOutput]:
-    """What a choice says in one chunk: reasoning, then text, then the rest. Text alone is cheapest to pass on."""
+    """Return what a choice says in one chunk: reasoning, then text, then the rest.
+
+    Text alone is cheapest to pass on.
+    """
     delta = choice.get("delta")
     rest = dict(delta) if isinstance(delta, dict) else {"content": choice.get("text")}
     rest.pop("role", None)

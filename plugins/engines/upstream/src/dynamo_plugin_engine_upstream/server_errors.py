@@ -1,4 +1,4 @@
-"""Maps a server's errors to those of this framework, and limits what clients see of them."""
+"""The mapping of a server's errors to those of this framework, with limits on what clients see."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PATH = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+[\w.@+-]*")
 
 
 def status_error(status: int, error: Any, names: Mapping[str, str]) -> DynamoError:
-    """The error for an HTTP status and what was found in the body as its ``error``.
+    """Return the error for an HTTP status and what was found in the body as its ``error``.
 
     `names` are words of the server that clients are not to see, such as its own name of the model, and what to say
     instead.
@@ -57,14 +57,14 @@ def status_error(status: int, error: Any, names: Mapping[str, str]) -> DynamoErr
 
 
 def stream_error(error: Any, names: Mapping[str, str]) -> DynamoError:
-    """The error for an ``error`` object in a stream; its ``code`` may be an HTTP status."""
+    """Return the error for an ``error`` object in a stream; its ``code`` may be an HTTP status."""
     code = error.get("code") if isinstance(error, dict) else None
     status = code if isinstance(code, int) and 400 <= code < 600 else 500
     return status_error(status, error, names)
 
 
 def error_object(body: bytes) -> Any:
-    """The ``error`` of a body, or the body itself if it is a message; None if it is neither."""
+    """Return the ``error`` of a body, or the body itself if it is a message; None if it is neither."""
     try:
         whole = read(_bodies, body)
     except Unreadable:
@@ -75,7 +75,7 @@ def error_object(body: bytes) -> Any:
 
 
 def sanitized(message: str, names: Mapping[str, str]) -> str:
-    """A server's message as clients may see it: one line without addresses, paths and the server's own names."""
+    """Return a server's message as clients may see it: one line without addresses, paths and the server's own names."""
     for name in sorted(names, key=len, reverse=True):
         message = message.replace(name, names[name])
     message = _PATH.sub("…", _ADDRESS.sub("…", message))

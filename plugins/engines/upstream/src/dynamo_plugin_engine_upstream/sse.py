@@ -1,4 +1,4 @@
-"""Server-sent events: from bytes, however they are cut, to the data of each event."""
+"""Server-sent events: from bytes, however cut, to the data of each event."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class EventDecoder:
-    """Collects bytes and gives the data of the events that are whole. Comments and fields but data are left out."""
+    """A decoder of bytes into the data of whole events. Comments and fields other than data are left out."""
 
     __slots__ = ("_data", "_rest")
 
@@ -24,7 +24,7 @@ class EventDecoder:
         self._data: list[bytes] = []
 
     def feed(self, received: bytes) -> list[bytes]:
-        """The data of each event that these bytes complete.
+        """Return the data of each event that these bytes complete.
 
         Raises:
             BackendError.StreamIncomplete: an event is longer than any can be.
@@ -47,5 +47,5 @@ class EventDecoder:
         return found
 
     def end(self) -> list[bytes]:
-        """The data of an event that only the end of the stream ended, as some servers leave it."""
+        """Return the data of an event that only the end of the stream ended, as some servers leave it."""
         return self.feed(b"\n\n")

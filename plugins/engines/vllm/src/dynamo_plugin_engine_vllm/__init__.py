@@ -14,7 +14,7 @@ DYNAMO_API = 1
 
 @hookimpl
 def dynamo_register_engines() -> list[type[LLMEngine]]:
-    """Offers `VllmEngine` under the name ``vllm``; vLLM itself is imported when the engine starts."""
+    """Offer `VllmEngine` under the name ``vllm``; vLLM itself is imported when the engine starts."""
     from dynamo_plugin_engine_vllm.engine import VllmEngine
 
     return [VllmEngine]

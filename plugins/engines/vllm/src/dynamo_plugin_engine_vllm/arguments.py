@@ -42,14 +42,14 @@ _ROLES = {DisaggregationMode.PREFILL: "kv_producer", DisaggregationMode.DECODE: 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where vLLM publishes its events: its own names, of rank 0."""
+    """The endpoints where vLLM publishes its events: its own names, of rank 0."""
 
     events: str
     replay: str
 
     @classmethod
     def in_folder(cls, folder: Path) -> Endpoints:
-        """Sockets in a folder: no port is open, and none can be taken.
+        """Return sockets in a folder: no port is open, and none can be taken.
 
         The word `inproc` in their names makes vLLM give each further rank a name of its own, which it otherwise does
         for TCP ports only.
@@ -60,7 +60,7 @@ class Endpoints:
 def engine_arguments(
     settings: VllmConfig, worker: WorkerConfig, *, on_cpu: bool, known: Collection[str]
 ) -> dict[str, Any]:
-    """Everything but events and KV transfer, which are objects of vLLM's.
+    """Return everything but events and KV transfer, which are objects of vLLM's.
 
     Raises:
         BackendError.InvalidArgument: `args` has a name that is not among those `known` to this vLLM.
@@ -85,7 +85,7 @@ def engine_arguments(
 
 
 def with_config_objects(arguments: dict[str, Any], fields: Mapping[str, dataclasses.Field[Any]]) -> dict[str, Any]:
-    """The arguments with mappings in place of vLLM's own config objects made such objects.
+    """Return the arguments with mappings in place of vLLM's own config objects made such objects.
 
     Raises:
         BackendError.InvalidArgument: such an object cannot be made of one.
@@ -105,7 +105,7 @@ def with_config_objects(arguments: dict[str, Any], fields: Mapping[str, dataclas
 
 
 def events_arguments(settings: VllmConfig, worker: WorkerConfig, endpoints: Endpoints) -> dict[str, Any] | None:
-    """Arguments of `KVEventsConfig`; None if the cache is not published."""
+    """Return arguments of `KVEventsConfig`; None if the cache is not published."""
     told = settings.enable_prefix_caching and worker.enable_kv_routing and settings.runner != "pooling"
     if not told or worker.disaggregation_mode is DisaggregationMode.DECODE:
         # The cache of a decode worker saves no work: prompts are computed elsewhere.
@@ -119,7 +119,7 @@ def events_arguments(settings: VllmConfig, worker: WorkerConfig, endpoints: Endp
 
 
 def transfer_arguments(settings: VllmConfig, worker: WorkerConfig, *, on_cpu: bool) -> dict[str, Any] | None:
-    """Arguments of `KVTransferConfig`; None for a worker that is whole."""
+    """Return arguments of `KVTransferConfig`; None for a worker that is whole."""
     role = _ROLES.get(worker.disaggregation_mode)
     if role is None:
         return None

@@ -52,7 +52,7 @@ class ChildProcesses:
         return reaper.marked_pids(self._mark)
 
     def build(self, make: Callable[[], T], environment: Mapping[str, str]) -> T:
-        """Calls `make` so that the processes that it starts are marked, and see `environment`. Blocks."""
+        """Call `make` so that the processes that it starts are marked, and see `environment`. Blocks."""
         # Started below, it would unblock the signal again.
         resource_tracker.ensure_running()
         name, _, value = self._mark.partition("=")
@@ -60,11 +60,11 @@ class ChildProcesses:
             return make()
 
     def kill(self) -> int:
-        """Kills the processes that are left; returns their number. Blocks for moments."""
+        """Kill the processes that are left; return their number. Blocks for moments."""
         return reaper.kill_marked(self._mark, spare=self._reaper.pid)
 
     def close(self) -> None:
-        """Ends the watch. Safe twice; the processes should have ended. Blocks for moments."""
+        """End the watch. Safe twice; the processes should have ended. Blocks for moments."""
         assert self._reaper.stdin is not None  # noqa: S101 - it was made with a pipe
         with suppress(OSError):
             self._reaper.stdin.close()
@@ -78,7 +78,7 @@ class ChildProcesses:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes that this thread starts inherit a blocked SIGINT: Ctrl-C goes to the whole terminal."""
+    """Yield processes that this thread starts inherit a blocked SIGINT: Ctrl-C goes to the whole terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -27,7 +27,7 @@ REFUSED = {
 
 
 class VllmConfig(PluginConfig):
-    """What is handed to vLLM. A key that is null is left to vLLM."""
+    """The settings handed to vLLM. A key that is null is left to vLLM."""
 
     max_model_len: int | None = Field(
         default=None, ge=1, description="Prompt and answer together, in tokens; null: what the model's config says."

@@ -70,7 +70,7 @@ class VllmEngine(LLMEngine):
     Config: ClassVar[type[PluginConfig]] = VllmConfig
 
     def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
-        """Raises ConfigError if vLLM is not installed, or no model is named."""
+        """Raise ConfigError if vLLM is not installed, or no model is named."""
         super().__init__(config, worker)
         library.check_installed()
         if worker.model_path is None:
@@ -102,7 +102,7 @@ class VllmEngine(LLMEngine):
         self._idle.set()
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Imports vLLM, starts its processes and loads the model.
+        """Import vLLM, starts its processes and load the model.
 
         Raises:
             BackendError.EngineShutdown: started before; or vLLM cannot be imported, or did not start.
@@ -132,7 +132,7 @@ class VllmEngine(LLMEngine):
         return config
 
     def _engine_factory(self, library_: Library, children: ChildProcesses) -> tuple[Callable[[], Any], dict[str, str]]:
-        """A function that makes the engine, and the environment of its processes."""
+        """Return a function that makes the engine, and the environment of its processes."""
         settings, worker = self._settings, self.worker
         known = library_.AsyncEngineArgs.__dataclass_fields__
         given = arguments.engine_arguments(settings, worker, on_cpu=library_.on_cpu, known=known)
@@ -159,7 +159,7 @@ class VllmEngine(LLMEngine):
         return make, environment
 
     def _engine_config(self, config: Any, worker_id: int, tasks: frozenset[str]) -> EngineConfig:
-        """Reads the properties that vLLM determined for the model and the machine."""
+        """Read the properties that vLLM determined for the model and the machine."""
         cache, scheduler, parallel = config.cache_config, config.scheduler_config, config.parallel_config
         numbers = ranks_of(parallel)
         # vLLM adds up the blocks of all ranks.
@@ -197,7 +197,7 @@ class VllmEngine(LLMEngine):
         )
 
     async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
-        """Streams the answer; each item holds everything that vLLM has given since the one before.
+        """Stream the answer; each item holds everything that vLLM has given since the one before.
 
         Raises:
             BackendError.InvalidArgument: a prompt or an option that vLLM, or this engine, does not take.
@@ -246,7 +246,7 @@ class VllmEngine(LLMEngine):
                 await outputs.aclose()
 
     async def embed(self, request: EmbedRequest, ctx: GenerateContext) -> EmbedOutput:
-        """One vector per input.
+        """Return one vector per input.
 
         Raises:
             BackendError.InvalidArgument: an input is empty or too long, or vLLM does not take `dimensions`.
@@ -267,7 +267,7 @@ class VllmEngine(LLMEngine):
         )
 
     async def score(self, request: ScoreRequest, ctx: GenerateContext) -> ScoreOutput:
-        """One score per document: that of a cross-encoder, or the likeness of embeddings.
+        """Return one score per document: that of a cross-encoder, or the likeness of embeddings.
 
         Raises:
             BackendError.InvalidArgument: a text is too long, or a limit is one that vLLM does not take.
@@ -286,7 +286,7 @@ class VllmEngine(LLMEngine):
         return ScoreOutput(scores=await asyncio.to_thread(scorer.scores, context, outputs), prompt_tokens=tokens)
 
     async def _pool(self, call: str, inputs: Sequence[tuple[Any, Any]], ctx: GenerateContext) -> list[Any]:
-        """vLLM's output for each prompt with its parameters, all of them at once."""
+        """Return vLLM's output for each prompt with its parameters, all of them at once."""
 
         async def pooled(prompt: Any, params: Any) -> Any:
             key = f"{ctx.attempt_id}-{next(self._numbers)}"
@@ -318,17 +318,17 @@ class VllmEngine(LLMEngine):
         return [output for output, _ in made]
 
     async def died(self) -> str:
-        """Returns when vLLM's processes have died."""
+        """Return when vLLM's processes have died."""
         await self._death.wait()
         return self._refusal or "vLLM's processes have died"
 
     async def drain(self) -> None:
-        """Refuses new requests; those that run go on."""
+        """Refuse new requests; those that run go on."""
         if self._refusal is None:
             self._refusal = "the vLLM engine is draining"
 
     async def cleanup(self) -> None:
-        """Ends vLLM and all its processes; streams that still run end with `EngineShutdown`."""
+        """End vLLM and all its processes; streams that still run end with `EngineShutdown`."""
         if not self._death.is_set():
             self._refusal = "the vLLM engine was stopped"
         children, self._children = self._children, None
@@ -351,14 +351,14 @@ class VllmEngine(LLMEngine):
             await asyncio.to_thread(children.close)
 
     async def setup_metrics(self, metrics: MetricsScope) -> None:
-        """Registers gauges and counters of every rank, and shows those of vLLM itself."""
+        """Register gauges and counters of every rank, and show those of vLLM itself."""
         for rank in self._ranks.values():
             rank.setup_metrics(metrics)
         if self._library is not None and metrics.registry is not self._library.registry:
             metrics.bridge(self._library.registry, prefixes=["vllm:"])
 
     async def kv_event_sources(self) -> list[KvEventSource]:
-        """One per rank. None without prefix caching, for a decode worker, and if routing by cache is off."""
+        """Return one per rank. None without prefix caching, for a decode worker, and if routing by cache is off."""
         if self._engine is None or self._endpoints is None:
             return []
         published = self._engine.get_kv_event_sources()
@@ -373,15 +373,15 @@ class VllmEngine(LLMEngine):
         return sources
 
     def progress(self) -> int:
-        """The steps of all ranks, from vLLM's statistics."""
+        """Return the steps of all ranks, from vLLM's statistics."""
         return sum(rank.steps for rank in self._ranks.values())
 
     async def load_sources(self) -> list[LoadSource]:
-        """One per rank."""
+        """Return one per rank."""
         return [rank.source() for rank in self._ranks.values()]
 
     async def health_check_payload(self) -> dict[str, Any] | None:
-        """The default, but for a decode worker one that it computes itself."""
+        """Return the default, but for a decode worker one that it computes itself."""
         if self._role is not DisaggregationMode.DECODE:
             return None
         return {
@@ -394,7 +394,7 @@ class VllmEngine(LLMEngine):
     # From a request to the arguments of vLLM.
 
     def _sampling_params(self, request: PreprocessedRequest) -> tuple[Any, OutputConverter]:
-        """vLLM's sampling parameters, and the converter of its outputs."""
+        """Return vLLM's sampling parameters, and the converter of its outputs."""
         library_ = self._require_library()
         args = sampling_args(
             request,
@@ -428,7 +428,7 @@ class VllmEngine(LLMEngine):
         return self._require_library().tokens_input(request.token_ids, cache_salt=salt)
 
     def _generate_options(self, request: PreprocessedRequest, rank: Rank, ctx: GenerateContext) -> dict[str, Any]:
-        """The arguments of `AsyncLLM.generate` beside the prompt and the parameters."""
+        """Return the arguments of `AsyncLLM.generate` beside the prompt and the parameters."""
         options: dict[str, Any] = {}
         if len(self._ranks) > 1:
             options["data_parallel_rank"] = rank.number - self._first_rank
@@ -476,7 +476,7 @@ class VllmEngine(LLMEngine):
 
     @contextlib.contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Around calls of vLLM: translates its errors to ours."""
+        """Wrap calls of vLLM: translate its errors to ours."""
         try:
             yield
         except (DynamoError, asyncio.CancelledError, GeneratorExit):
@@ -496,7 +496,7 @@ class VllmEngine(LLMEngine):
             self._death.set()
 
     async def _watch_processes(self) -> None:
-        """Polls whether vLLM's processes live: vLLM sends no notification."""
+        """Poll whether vLLM's processes live: vLLM sends no notification."""
         while self._engine is not None and not self._engine.errored:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(WATCH_INTERVAL)
         if self._engine is not None:
@@ -506,7 +506,7 @@ class VllmEngine(LLMEngine):
     async def _cancel_start(
         building: asyncio.Task[tuple[Any, Exception | None]], children: ChildProcesses | None
     ) -> Any:
-        """Cancels a start under way; returns the engine if it came up all the same."""
+        """Cancel a start under way; return the engine if it came up all the same."""
         if children is not None and not building.done():
             # Without its processes the thread that waits for them gives up.
             await asyncio.to_thread(children.kill)
@@ -517,7 +517,7 @@ class VllmEngine(LLMEngine):
             return None
 
     async def _end_streams(self, engine: Any) -> None:
-        """Ends all running streams: each gets a last output, and fails with the refusal."""
+        """End all running streams: each gets a last output, and fails with the refusal."""
         with contextlib.suppress(Exception):
             async with asyncio.timeout(_LAST_OUTPUTS):
                 await engine.abort([*self._streams])
@@ -544,7 +544,7 @@ class VllmEngine(LLMEngine):
 
 @contextlib.contextmanager
 def _as_invalid_argument() -> Iterator[None]:
-    """Around the making of vLLM's parameters: an error there is the request's fault."""
+    """Wrap the making of vLLM's parameters: an error there is the request's fault."""
     try:
         yield
     except DynamoError:

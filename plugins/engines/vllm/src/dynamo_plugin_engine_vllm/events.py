@@ -1,4 +1,4 @@
-"""vLLM's KV cache events, as ours: its block hashes stay the names of blocks, the token ids give the local hashes.
+"""vLLM's KV cache events as ours: its hashes stay the names of blocks, the token ids give the local hashes.
 
 Nothing here needs vLLM: events come decoded, as maps (``{"type": "BlockStored", …}``) or, from older versions, as
 arrays (``["BlockStored", …]``). Fields that are not known are passed over.
@@ -46,11 +46,11 @@ class EventTranslator:
         self._warned = False
 
     def __len__(self) -> int:
-        """How many different blocks are known to be there."""
+        """Return how many different blocks are known to be there."""
         return len(self._copies)
 
     def changes(self, events: Sequence[Any]) -> list[Change]:
-        """What a batch of events means, in order."""
+        """Return what a batch of events means, in order."""
         found: list[Change] = []
         for event in events:
             kind, fields = _read(event)
@@ -66,7 +66,7 @@ class EventTranslator:
         return found
 
     def clear(self) -> KvCleared:
-        """Forgets everything."""
+        """Forget everything."""
         self._copies.clear()
         self._salts.clear()
         return KvCleared()
@@ -129,7 +129,7 @@ def _read(event: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _number(block_hash: int | bytes) -> int:
-    """An engine's block hash as 64 bits without a sign."""
+    """Return an engine's block hash as 64 bits without a sign."""
     if isinstance(block_hash, bytes):
         return int.from_bytes(block_hash[-8:], "big")
     return to_unsigned(block_hash)

@@ -1,4 +1,4 @@
-"""What a prefill worker hands to a decode worker: the `kv_transfer_params` of vLLM's connector, unchanged."""
+"""The handoff from a prefill to a decode worker: `kv_transfer_params` of vLLM's connector, unchanged."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ PREFILL_PARAMS: dict[str, Any] = {
 
 
 def outgoing(params: Any) -> dict[str, Any]:
-    """The handoff for `disaggregated_params`; None in it says that the decode worker computes the prompt itself."""
+    """Return the handoff for `disaggregated_params`.
+
+    None in it says that the decode worker computes the prompt itself.
+    """
     plain = msgspec.to_builtins(params, enc_hook=str) if params is not None else None
     return {KEY: plain}
 
 
 def incoming(request: PreprocessedRequest) -> Any:
-    """The connector's parameters of the prefill worker; None if it had nothing to hand over.
+    """Return the connector's parameters of the prefill worker; None if it had nothing to hand over.
 
     Raises:
         BackendError.InvalidArgument: there is no prefill result, or it is not that of such a worker.
@@ -42,7 +45,7 @@ def incoming(request: PreprocessedRequest) -> Any:
 
 
 def cached_tokens(request: PreprocessedRequest) -> int:
-    """What the prefill worker found in its cache; the decode worker's own count means something else."""
+    """Return what the prefill worker found in its cache; the decode worker's own count means something else."""
     details = request.prefill_result.prompt_tokens_details if request.prefill_result is not None else None
     cached = (details or {}).get("cached_tokens")
     return cached if isinstance(cached, int) else 0

@@ -1,4 +1,4 @@
-"""Everything that is used of vLLM, by name and in one place, so that another version is refused at the start.
+"""Every name that is used of vLLM, in one place, so that another version is refused at the start.
 
 vLLM is no requirement of this distribution (which one depends on the machine) and takes seconds to import, so it is
 looked up when the engine starts.
@@ -49,7 +49,7 @@ class Library:
 
 
 def check_installed() -> None:
-    """Raises a ConfigError that says what to install if there is no vLLM."""
+    """Raise a ConfigError that says what to install if there is no vLLM."""
     if importlib.util.find_spec("vllm") is None:
         raise ConfigError(
             "engine vllm: vLLM is not installed: pip install 'dynamo-plugin-engine-vllm[vllm]' for GPUs, or "
@@ -58,7 +58,7 @@ def check_installed() -> None:
 
 
 def load() -> Library:
-    """Imports vLLM, for seconds.
+    """Import vLLM, for seconds.
 
     Raises:
         BackendError.EngineShutdown: it cannot be imported, or is one that this plugin does not know.

@@ -1,4 +1,4 @@
-"""The load of each rank: from vLLM's own statistics, and from the requests that it has not begun."""
+"""The load of each rank: from vLLM's own statistics, and from requests that it has not begun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RequestLoad:
     prefill_tokens: int
 
     def prefilled(self) -> None:
-        """Its prompt has been computed. Repeating it does nothing."""
+        """Record that its prompt has been computed. Repeating it does nothing."""
         tokens, self.prefill_tokens = self.prefill_tokens, 0
         if tokens:
             self.rank.waiting_tokens -= tokens
@@ -56,7 +56,7 @@ class Rank:
 
     @contextmanager
     def request(self, prompt_tokens: int) -> Iterator[RequestLoad]:
-        """Around one request."""
+        """Wrap one request."""
         request_load = RequestLoad(self, prompt_tokens)
         self.requests += 1
         self.waiting_tokens += prompt_tokens
@@ -72,7 +72,7 @@ class Rank:
                 self.report()
 
     def record(self, stats: Any) -> None:
-        """Takes the `SchedulerStats` of a step."""
+        """Take the `SchedulerStats` of a step."""
         self.steps += 1
         # What an aborted request held is given back with the next step only.
         self.used_blocks = round(stats.kv_cache_usage * self._blocks) if self.requests else 0
@@ -87,7 +87,7 @@ class Rank:
         self.report()
 
     def report(self) -> None:
-        """Reports the load to metrics and subscribers."""
+        """Report the load to metrics and subscribers."""
         if self._metrics is not None:
             self._metrics.used.set(self.used_blocks)
         if self._subscribers:
@@ -102,11 +102,11 @@ class Rank:
                 subscriber(load)
 
     def source(self) -> LoadSource:
-        """The source of this load."""
+        """Return the source of this load."""
         return LoadSource(self.number, self._subscribers.append)
 
     def setup_metrics(self, metrics: MetricsScope) -> None:
-        """Registers the metrics of this rank."""
+        """Register the metrics of this rank."""
         label, rank = ("dp_rank",), str(self.number)
 
         def gauge(name: str, help: str) -> GaugeLike:
@@ -125,12 +125,12 @@ class Rank:
 
 
 def least_loaded(ranks: Sequence[Rank]) -> Rank:
-    """The rank with the fewest requests, the first of several."""
+    """Return the rank with the fewest requests, the first of several."""
     return min(ranks, key=lambda rank: rank.requests)
 
 
 def ranks_of(parallel: Any) -> range:
-    """The numbers of the ranks that an engine with this `ParallelConfig` has, among those of the whole model."""
+    """Return the numbers of the ranks that an engine with this `ParallelConfig` has, among those of the whole model."""
     first, size = parallel.data_parallel_rank, parallel.data_parallel_size
     if parallel.data_parallel_external_lb:
         return range(first, first + 1)
@@ -140,7 +140,7 @@ def ranks_of(parallel: Any) -> range:
 
 
 def stat_logger(base: type[Any], record: Callable[[int, Any], None]) -> type[Any]:
-    """A stat logger class for vLLM: it calls `record` in the event loop's thread, after each step of a rank."""
+    """Return a stat logger class for vLLM: it calls `record` in the event loop's thread, after each step of a rank."""
 
     # vLLM's class is known at run time only.
     class Recorder(base):  # type: ignore[misc]
@@ -152,6 +152,6 @@ def stat_logger(base: type[Any], record: Callable[[int, Any], None]) -> type[Any
                 record(self._rank, scheduler_stats)
 
         def log_engine_initialized(self) -> None:
-            """Nothing to log."""
+            """Log nothing."""
 
     return Recorder

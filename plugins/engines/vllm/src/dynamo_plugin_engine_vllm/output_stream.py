@@ -1,4 +1,4 @@
-"""One request's stream of vLLM, read so that it can be stopped in every phase."""
+"""The vLLM stream of one request, which can be stopped in every phase."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class OutputStream:
-    """Iterates what vLLM gives out. Once stopped it ends soon, by itself; closing it frees the request in vLLM.
+    """An iterator of vLLM's outputs. Once stopped it ends soon, by itself; closing it frees the request in vLLM.
 
     The first output may take long (a queue, a prompt, a transfer), and a stop must not wait for it: it is read by a
     task of its own, which is cancelled. With `hold` it is not cancelled but left to `tasks`, which waits for the first
@@ -39,7 +39,7 @@ class OutputStream:
 
     @contextlib.contextmanager
     def stopped_by(self, ctx: GenerateContext) -> Iterator[None]:
-        """Within, a stop of the context ends the reading."""
+        """End the reading within when the context is stopped."""
         forget = ctx.on_stop(self._stop)
         try:
             yield
@@ -56,7 +56,7 @@ class OutputStream:
         return await self._read_first()
 
     async def aclose(self) -> None:
-        """Frees the request, unless it has ended, or is left to the tasks. Safe twice."""
+        """Free the request, unless it has ended, or is left to the tasks. Safe twice."""
         if self._handed_over:
             return
         await self._stream.aclose()
@@ -83,7 +83,7 @@ class OutputStream:
         return output
 
     async def _abandon(self, first: asyncio.Task[Any]) -> None:
-        """Lets go of a request that has no output yet."""
+        """Let go of a request that has no output yet."""
         if self._hold:
             self._handed_over = True
             self._tasks.spawn(_free_later(first, self._stream), name="free a request after its first output")
@@ -115,7 +115,7 @@ async def _free_later(first: asyncio.Task[Any], stream: AsyncGenerator[Any, None
 
 
 async def result_or_error(awaited: Awaitable[T]) -> tuple[T | None, Exception | None]:
-    """The result, or the error in its place. A task whose result is never read then logs no unhandled error."""
+    """Return the result, or the error in its place. A task whose result is never read then logs no unhandled error."""
     try:
         return await awaited, None
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Converts the outputs of vLLM to items of our streams."""
+"""Conversion of vLLM outputs to our stream items."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REASONS = {
 
 
 class OutputConverter:
-    """Turns the outputs of one request into items; counts what has come."""
+    """A converter of one request's outputs into items, with counts of what has come."""
 
     __slots__ = ("_ends", "_prompt_tokens", "_tops", "cached_tokens", "produced")
 
@@ -32,7 +32,7 @@ class OutputConverter:
         self.produced: dict[int, int] = {}
 
     def items(self, output: Any) -> list[LLMEngineOutput]:
-        """The items for one `RequestOutput`; none if it says nothing new.
+        """Return the items for one `RequestOutput`; none if it says nothing new.
 
         Raises:
             BackendError.Disconnected: vLLM gave the request up, such as when its KV cache did not come.
@@ -58,7 +58,7 @@ class OutputConverter:
         return items
 
     def cancelled(self) -> LLMEngineOutput:
-        """The terminal of a stopped request."""
+        """Return the terminal of a stopped request."""
         made = sum(self.produced.values())
         return LLMEngineOutput.cancelled().with_usage(usage(self._prompt_tokens, made))
 

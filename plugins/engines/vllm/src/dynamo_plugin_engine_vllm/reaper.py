@@ -1,4 +1,4 @@
-"""Run as a script, beside a worker: when the worker is gone, however it ended, ends the processes that it had started.
+"""A script beside a worker: when the worker is gone, however it ended, it ends the processes that were left.
 
 Arguments: the mark in the environment of those processes, and a folder to remove. Standard input is a pipe whose other
 end only the worker has; its end is the worker's end. It imports nothing but the standard library.
@@ -19,7 +19,7 @@ PAUSE = 0.1
 
 
 def marked_pids(mark: str) -> list[int]:
-    """The processes of this user whose environment holds the mark, this one left out."""
+    """Return the processes of this user whose environment holds the mark, this one left out."""
     wanted = mark.encode()
     found = []
     for folder in Path("/proc").iterdir():
@@ -36,7 +36,7 @@ def marked_pids(mark: str) -> list[int]:
 
 
 def kill_marked(mark: str, rounds: int = ROUNDS, spare: int | None = None) -> int:
-    """Kills them, again until none is left; how many there were. `spare` is a process that is left alone."""
+    """Kill them, again until none is left; how many there were. `spare` is a process that is left alone."""
     killed: set[int] = set()
     for _ in range(rounds):
         there = [pid for pid in marked_pids(mark) if pid != spare]
@@ -53,7 +53,7 @@ def kill_marked(mark: str, rounds: int = ROUNDS, spare: int | None = None) -> in
 
 
 def main(mark: str, folder: str) -> None:
-    """Waits for the end of the worker, then cleans up after it."""
+    """Wait for the end of the worker, then clean up after it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A signal to the whole process group ends the worker, and that is what this process waits for.
         signal.signal(number, signal.SIG_IGN)

@@ -50,7 +50,7 @@ def sampling_args(
     role: DisaggregationMode,
     guided_backend: str = "auto",
 ) -> SamplingArgs:
-    """The sampling arguments of a request; `defaults` come from the model's generation config.
+    """Return the sampling arguments of a request; `defaults` come from the model's generation config.
 
     Stop strings are the frontend's work: the engine makes no text. Values out of range are left to vLLM to refuse.
 
@@ -88,7 +88,7 @@ def sampling_args(
 
 
 def takes_structural_tags(settings: Any) -> bool:
-    """Whether whole answers can be guided by structural tags, given vLLM's settings of structured outputs.
+    """Return whether whole answers can be guided by structural tags, given vLLM's settings of structured outputs.
 
     With a reasoning parser of its own, vLLM guides only what comes after the reasoning.
     """

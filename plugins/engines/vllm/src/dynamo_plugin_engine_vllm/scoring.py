@@ -33,7 +33,7 @@ class Scorer:
 
     @classmethod
     def load(cls, engine: Any, tasks: Sequence[str], template: str | None) -> Scorer | None:
-        """The scorer of an engine that does not generate; None if its model makes no scores. Imports for seconds.
+        """Return the scorer of an engine that does not generate; None if its model makes no scores. Import for seconds.
 
         `template` is a file with the template of a pair, for models that need one. A model that vLLM cannot score with
         is still good for embeddings: that is a warning.
@@ -57,7 +57,7 @@ class Scorer:
             return None
 
     async def render(self, request: ScoreRequest) -> Any:
-        """A context of vLLM's with the inputs of the model, `engine_inputs`.
+        """Return a context of vLLM's with the inputs of the model, `engine_inputs`.
 
         Raises:
             Exception: vLLM's own: a text is too long, or a limit that it does not take.
@@ -83,7 +83,7 @@ class Scorer:
         return context
 
     def scores(self, context: Any, outputs: Sequence[Any]) -> list[float]:
-        """One score per document, from the outputs for the inputs of `context`."""
+        """Return one score per document, from the outputs for the inputs of `context`."""
         context.final_res_batch = list(outputs)
         self.processor.post_process_online(context)
         return [self.Output.from_base(output).outputs.score for output in context.final_res_batch]

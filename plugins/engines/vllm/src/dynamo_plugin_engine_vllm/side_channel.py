@@ -1,4 +1,4 @@
-"""Where the connectors of two engines meet, and what they are told of it in the environment."""
+"""The meeting point of two engines' connectors, passed in the environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ _TRIES = 50
 
 
 def side_channel(host: str, port: int, *, replica: int, ranks: int) -> dict[str, str]:
-    """The variables of vLLM's NIXL connector. A `port` is that of the first replica; 0 takes one that is free now.
+    """Return the variables of vLLM's NIXL connector.
+
+    A `port` is that of the first replica; 0 takes one that is free now.
 
     Raises:
         BackendError.EngineShutdown: no ports are free.

@@ -1,4 +1,4 @@
-"""Reading the events of one rank off vLLM's ZMQ publisher: in order, with what was missed fetched again."""
+"""Subscription to one rank's ZMQ publisher of vLLM: events in order, with missed ones fetched again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 class EventSequencer:
-    """Batches by number, put in order: what comes twice is dropped, what is lost for good clears the cache.
+    """A sequencer of batches by number: duplicates are dropped, and a permanent loss clears the cache.
 
     `emit` is called with every event, numbered from 0 without a gap.
     """
@@ -37,11 +37,11 @@ class EventSequencer:
         self.expected = 0
 
     def gap(self, sequence: int) -> bool:
-        """Whether batches before this one are missing."""
+        """Return whether batches before this one are missing."""
         return sequence > self.expected
 
     def batch(self, sequence: int, payload: bytes) -> None:
-        """Applies a batch; a gap before it means that batches were lost."""
+        """Apply a batch; a gap before it means that batches were lost."""
         if sequence < self.expected:
             return
         if sequence > self.expected:
@@ -60,7 +60,7 @@ class EventSequencer:
             self._emit(change)
 
     def end(self) -> None:
-        """The cache is gone."""
+        """End the subscription: the cache is gone."""
         if len(self._translator):
             self._emit(self._translator.clear())
 
@@ -72,7 +72,7 @@ class EventSequencer:
 
 
 async def follow(zmq: Any, endpoint: str, replay: str, sequencer: EventSequencer) -> None:
-    """Tells the tale until cancelled. `zmq` is pyzmq, whose `asyncio` part has been imported."""
+    """Tell the tale until cancelled. `zmq` is pyzmq, whose `asyncio` part has been imported."""
     context = zmq.asyncio.Context()
     subscriber = context.socket(zmq.SUB)
     try:
@@ -95,7 +95,7 @@ async def follow(zmq: Any, endpoint: str, replay: str, sequencer: EventSequencer
 
 
 async def _catch_up(zmq: Any, context: Any, replay: str, sequencer: EventSequencer) -> None:
-    """Fetches every batch from the expected one on that the publisher still has."""
+    """Fetch every batch from the expected one on that the publisher still has."""
     asker = context.socket(zmq.DEALER)
     try:
         asker.connect(replay)

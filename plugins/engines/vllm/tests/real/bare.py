@@ -9,7 +9,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def main(model: str, prompts: str) -> None:
-    """Writes the greedy answers, 24 ids each, as one JSON list."""
+    """Write the greedy answers, 24 ids each, as one JSON list."""
     vllm = import_module("vllm")
     engine = vllm.LLM(model, max_model_len=2048, enforce_eager=True, block_size=32, kv_cache_memory_bytes=2 << 20)
     params = vllm.SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False)

@@ -50,7 +50,7 @@ SMALL: dict[str, Any] = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """vLLM warns of much, and starts slowly."""
+    """Allow for the many warnings and the slow start of vLLM."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings("default"))
@@ -58,7 +58,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def make_model(folder: Path, *, vocab_size: int = 1024, hidden: int = 64, layers: int = 2, heads: int = 2) -> Path:
-    """Writes a Llama with random weights that transformers and vLLM load."""
+    """Write a Llama with random weights that transformers and vLLM load."""
     torch, safetensors = import_module("torch"), import_module("safetensors.torch")
     make_tokenizer_folder(folder, vocab_size=vocab_size)
     tokenizer = folder / "tokenizer_config.json"
@@ -128,7 +128,7 @@ def make_engine(model: Path) -> Callable[..., VllmEngine]:
 
 @pytest.fixture(scope="session")
 def ask() -> Callable[..., Any]:
-    """Asks an engine and gives all items of the answer."""
+    """Ask an engine and give all items of the answer."""
 
     async def ask(engine: VllmEngine, request: PreprocessedRequest) -> list[LLMEngineOutput]:
         return [item async for item in engine.generate(request, mock_context())]

@@ -9,7 +9,7 @@ from dynamo_plugin_engine_vllm.engine import VllmEngine
 
 
 async def main(model: str) -> None:
-    """Says when it runs."""
+    """Say when it runs."""
     settings = VllmConfig(max_model_len=512, enforce_eager=True, block_size=32, kv_cache_memory_bytes=1 << 20)
     engine = VllmEngine(settings, WorkerConfig(model_name="m", model_path=model))
     await engine.start(1)

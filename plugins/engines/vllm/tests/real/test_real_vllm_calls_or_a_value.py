@@ -70,7 +70,7 @@ SPARE, CLOSE = "<|im_start|>", "</think>"
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a token that ends thoughts."""
+    """Return a model with a token that ends thoughts."""
     folder = make_model(tmp_path_factory.mktemp("thinker"))
     file = folder / "tokenizer.json"
     tokenizer = json.loads(file.read_text().replace(SPARE, CLOSE))
@@ -100,7 +100,7 @@ def token(thinker: Path) -> Any:
 
 
 def asked(server: Server, seed: int, token: Any, first: str = "{", **fields: Any) -> dict[str, Any]:
-    """A choice whose model likes to begin with `first`, and not to think for long."""
+    """Return a choice whose model likes to begin with `first`, and not to think for long."""
     tools = [
         {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
         for name, schema in PARAMETERS.items()
@@ -122,7 +122,7 @@ def asked(server: Server, seed: int, token: Any, first: str = "{", **fields: Any
 
 
 def sound(choice: dict[str, Any], allowed: frozenset[str] = frozenset(PARAMETERS)) -> str:
-    """What an answer is: calls, or a value. One that was cut off is neither."""
+    """Return what an answer is: calls, or a value. One that was cut off is neither."""
     assert "structured_output" not in choice
     message = choice["message"]
     if choice["finish_reason"] == "length":

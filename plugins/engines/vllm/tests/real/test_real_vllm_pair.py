@@ -49,10 +49,10 @@ class Lent:
         return self._config
 
     async def drain(self) -> None:
-        """It is needed again."""
+        """Take it back into service."""
 
     async def cleanup(self) -> None:
-        """It is needed again."""
+        """Take it back into service."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Pair:
     ask: Callable[..., Any]
 
     async def computed(self, prompt: Sequence[int]) -> PrefillResult:
-        """What the prefill worker hands over."""
+        """Return what the prefill worker hands over."""
         items = await self.ask(self.prefill, request(prompt, 1))
         assert len(tokens(items)) == 1
         assert items[-1].finish_reason is FinishReason.LENGTH
@@ -73,7 +73,7 @@ class Pair:
         return tokens(await self.ask(self.decode, request(prompt, 8, prefill_result=result)))
 
     async def alone(self, prompt: Sequence[int]) -> list[int]:
-        """What the decode engine says without any help."""
+        """Return what the decode engine says without any help."""
         return await self.decoded(prompt, PrefillResult(disaggregated_params=handoff.outgoing(None)))
 
     def lent(self, mode: DisaggregationMode) -> Any:

@@ -21,7 +21,7 @@ DOCUMENTS = ["rain from clouds", "hens lay eggs", "rain from clouds"]
 
 
 def make_cross_encoder(folder: Path) -> Path:
-    """Writes a BERT with random weights that rates a pair of texts."""
+    """Write a BERT with random weights that rates a pair of texts."""
     torch, transformers = import_module("torch"), import_module("transformers")
     tokenizers, processors = import_module("tokenizers"), import_module("tokenizers.processors")
     tokenizer = tokenizers.Tokenizer(
@@ -64,7 +64,7 @@ async def scorer(cross_encoder: Path) -> AsyncIterator[VllmEngine]:
 
 
 def reference(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
-    """What the transformers library makes of the same pairs."""
+    """Return what the transformers library makes of the same pairs."""
     torch, transformers = import_module("torch"), import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()

@@ -116,11 +116,11 @@ class Server:
         return found
 
     def pids(self) -> dict[int, int]:
-        """The workers that the frontend sees: instance id and pid."""
+        """Return the workers that the frontend sees: instance id and pid."""
         return {one["instance_id"]: one["pid"] for one in self.request("GET", "/health")[1]["instances"]}
 
     def served_by(self) -> list[int]:
-        """The pids of the workers that were given requests, in order."""
+        """Return the pids of the workers that were given requests, in order."""
         return [
             line["pid"] if "pid" in line else self.running(line["process"])
             for line in self.messages
@@ -128,7 +128,7 @@ class Server:
         ]
 
     def running(self, part: str) -> int:
-        """The pid that a part of the server was started with last."""
+        """Return the pid that a part of the server was started with last."""
         found = [re.fullmatch(rf"{re.escape(part)} runs as pid (\d+)", line["message"]) for line in self.messages]
         return [int(match[1]) for match in found if match][-1]
 
@@ -146,7 +146,7 @@ class Server:
 
 
 def children(worker: int) -> dict[int, str]:
-    """vLLM's processes of a worker, with their names, whether it lives or not."""
+    """Return vLLM's processes of a worker, with their names, whether it lives or not."""
     found = {}
     for folder in Path("/proc").iterdir():
         try:
@@ -159,7 +159,7 @@ def children(worker: int) -> dict[int, str]:
 
 @pytest.fixture(scope="module")
 def bare(model: Path) -> list[list[int]]:
-    """The answers of vLLM alone."""
+    """Return the answers of vLLM alone."""
     script = Path(__file__).with_name("bare.py")
     done = subprocess.run(
         [sys.executable, str(script), str(model), json.dumps(PROMPTS)], capture_output=True, text=True, timeout=200
@@ -231,7 +231,7 @@ class Stream:
         self.events = 0
 
     def read(self, events: int) -> None:
-        """Reads that many events."""
+        """Read that many events."""
         while events:
             line = self._response.readline()
             assert line, "the stream ended"
@@ -240,7 +240,7 @@ class Stream:
                 events -= 1
 
     def rest(self) -> tuple[int, str]:
-        """Reads to the end: the number of tokens, and how the answer ended."""
+        """Read to the end: the number of tokens, and how the answer ended."""
         lines = [line[6:] for line in self._response.read().split(b"\n") if line.startswith(b"data: ")]
         self._connection.close()
         assert lines[-1] == b"[DONE]", lines[-1]

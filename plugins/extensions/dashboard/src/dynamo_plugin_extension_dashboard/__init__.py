@@ -1,4 +1,4 @@
-"""The extension that shows operators a page: what all frontends and workers do, and what may be changed."""
+"""The extension with the operators' web page: the state of all frontends and workers, and controls."""
 
 from __future__ import annotations
 

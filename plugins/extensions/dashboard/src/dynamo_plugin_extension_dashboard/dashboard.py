@@ -101,7 +101,7 @@ class DashboardExtension(Extension):
         services.admin.accept(self._check)
 
     def routes(self) -> Iterable[HttpRoute]:
-        """The page and what belongs to it. Without a session one sees the login only."""
+        """Yield the page and what belongs to it. Without a session one sees the login only."""
         served = {name: _File.read(name, kind) for name, kind in _FILES.items()}
         open_route = partial(HttpRoute, listener=ListenerName.ADMIN, guarded=False)
         yield open_route("GET", PATH, self._serve(served["index.html"]), "A page with all that operators watch")
@@ -120,7 +120,7 @@ class DashboardExtension(Extension):
         )
 
     def _check(self, http: web.Request) -> str | None:
-        """Whose request it is, if it has the cookie of a session; see `AdminAccess.accept`."""
+        """Return whose request it is, if it has the cookie of a session; see `AdminAccess.accept`."""
         session = self._sessions.find(http.cookies.get(_cookie_name(http)))
         if session is None or "Authorization" in http.headers:
             return None
@@ -173,7 +173,7 @@ class DashboardExtension(Extension):
         return response
 
     def _begin(self, token: str, http: web.Request) -> tuple[str, Session] | None:
-        """A session for what a caller shows; None for a wrong token."""
+        """Return a session for what a caller shows; None for a wrong token."""
         admin, viewer = self.services.admin, self.config.viewer_token
         if not admin.token:
             # As for programs: who is on this host may change things, others may look.
@@ -214,7 +214,7 @@ class _File(NamedTuple):
 
 
 async def token_of(http: web.Request) -> str:
-    """What the body of a login has.
+    """Return what the body of a login has.
 
     Raises:
         HttpFault: it is too large, or no login.
@@ -231,7 +231,7 @@ async def token_of(http: web.Request) -> str:
 
 
 def _cookie_name(http: web.Request) -> str:
-    """Browsers share cookies between all ports of a host; each frontend has its own."""
+    """Return browsers share cookies between all ports of a host; each frontend has its own."""
     address = http.transport.get_extra_info("sockname") if http.transport is not None else None
     return f"dynamo_dashboard_{address[1]}" if address else "dynamo_dashboard"
 

@@ -1,4 +1,4 @@
-"""Who is logged in: browsers show a cookie, which stands for the token that was given at the login."""
+"""Sessions of the dashboard: a cookie stands for the token given at the login."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LONGEST, FORGOTTEN = 60.0, 600.0
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A browser that is logged in. `holds` says whether what it showed at its login still opens."""
+    """A browser that is logged in. `holds` says whether its login still opens."""
 
     role: str
     expires: float
@@ -51,7 +51,7 @@ class Sessions:
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()
 
     def begin(self, role: str, holds: Callable[[], bool] = lambda: True) -> tuple[str, Session]:
-        """A new session, and the text that its cookie holds."""
+        """Return a new session, and the text that its cookie holds."""
         cookie = secrets.token_urlsafe(32)
         session = Session(role, self._clock() + self._lifetime, holds)
         self._sessions[_digest(cookie)] = session
@@ -60,7 +60,7 @@ class Sessions:
         return cookie, session
 
     def find(self, cookie: str | None) -> Session | None:
-        """The session of a cookie, unless it is over."""
+        """Return the session of a cookie, unless it is over."""
         digest = _digest(cookie or "")
         session = self._sessions.get(digest)
         if session is None:
@@ -72,7 +72,7 @@ class Sessions:
         return session
 
     def end(self, cookie: str | None) -> None:
-        """Ends a session, if there is one."""
+        """End a session, if there is one."""
         self._sessions.pop(_digest(cookie or ""), None)
 
 
@@ -113,7 +113,7 @@ class FailedLogins:
 
 
 def _network(address: str | None) -> str:
-    """The address that counts: of IPv6 the network of 64 bits, since a host may use all of it."""
+    """Return the address that counts: of IPv6 the network of 64 bits, since a host may use all of it."""
     try:
         known = ip_address(address or "")
     except ValueError:
@@ -124,7 +124,7 @@ def _network(address: str | None) -> str:
 
 
 def same(one: str, other: str) -> bool:
-    """Whether two secrets are the same, in a time that does not tell how much of them is."""
+    """Return whether two secrets are the same, in a time that does not tell how much of them is."""
     return hmac.compare_digest(_digest(one), _digest(other))
 
 

@@ -1,4 +1,4 @@
-"""The extension that tells what all frontends, workers and recent requests do."""
+"""The extension that reports the state of all frontends, workers and recent requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator should look at, told from a state of the deployment."""
+"""Alarms for operators, derived from a state of the deployment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Rows = Iterable[Mapping[str, Any]]
 
 
 def alarms(models: _Rows, workers: Sequence[Worker], frontends: _Rows) -> list[dict[str, str]]:
-    """The alarms, the worst first: `level` and `text` of each."""
+    """Return the alarms, the worst first: `level` and `text` of each."""
     found = [*_of_models(models, workers), *_of_workers(workers), *_of_frontends(frontends)]
     order = (CRITICAL, WARNING, NOTE)
     return [{"level": level, "text": text} for level, text in sorted(found, key=lambda one: order.index(one[0]))]

@@ -1,4 +1,4 @@
-"""The extension `feed`: reads the events of requests, and tells operators the state of the whole deployment."""
+"""The extension `feed`: reads request events, and reports the state of the whole deployment to operators."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class FeedExtension(Extension):
         self._feed = _Broadcast(self.config.interval, self._message, self.spawn)
 
     def routes(self) -> Iterable[HttpRoute]:
-        """The routes for operators."""
+        """Return the routes for operators."""
         admin = ListenerName.ADMIN
         return [
             HttpRoute("GET", "/admin/state", self._show, "What all frontends and workers do now", admin),
@@ -83,7 +83,7 @@ class FeedExtension(Extension):
         ]
 
     async def start(self) -> None:
-        """Begins to read events, and to answer other frontends."""
+        """Begin to read events, and to answer other frontends."""
         peers = self.services.peers
         peers.serve(_STATE, self._answer_state)
         peers.serve(_REQUEST, self._answer_request)
@@ -91,7 +91,7 @@ class FeedExtension(Extension):
         self.spawn(self._read(), name="read events")
 
     async def aclose(self) -> None:
-        """Ends the feeds of all readers too."""
+        """End the feeds of all readers too."""
         await self._feed.aclose()
         await super().aclose()
 
@@ -183,29 +183,29 @@ class _Broadcast:
         self._closed = False
 
     def reading(self) -> _Reader:
-        """A reader. The first has the making begin, the last has it end."""
+        """Return a reader. The first has the making begin, the last has it end."""
         return _Reader(self)
 
     async def after(self, number: int) -> tuple[int, bytes]:
-        """The latest message that is newer than `number`, and its number; empty once there is none any more."""
+        """Return the latest message that is newer than `number`, and its number; empty once there is none any more."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._closed or self._number > number)
             return self._number, b"" if self._closed else self._latest
 
     def enter(self) -> None:
-        """One more reader."""
+        """Add a reader."""
         self.readers += 1
         if not self._closed and (self._task is None or self._task.done()):
             self._task = self._spawn(self._run(), "make states")
 
     async def leave(self) -> None:
-        """One reader less."""
+        """Remove a reader."""
         self.readers -= 1
         if not self.readers:
             await self._stop()
 
     async def aclose(self) -> None:
-        """Ends the feed of each reader. Safe twice."""
+        """End the feed of each reader. Safe twice."""
         self._closed = True
         await self._stop()
         async with self._changed:
@@ -251,7 +251,7 @@ class _Reader:
         await self._feed.leave()
 
     async def next(self) -> bytes:
-        """The next message; empty once there is none any more."""
+        """Return the next message; empty once there is none any more."""
         self._number, message = await self._feed.after(self._number)
         return message
 

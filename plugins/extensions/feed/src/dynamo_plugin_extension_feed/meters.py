@@ -1,4 +1,4 @@
-"""Metrics by tenant, which the frontend's own do not have, since only some deployments know tenants."""
+"""Metrics by tenant, which the frontend lacks, since only some deployments know tenants."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TenantMeters:
         self._known: dict[str, _Tenant] = {}
 
     def add(self, record: RequestRecord, refused: bool) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         tenant = self._known.get(record.tenant) or self._tenant(record.tenant)
         outcome = ANSWERED if record.status == "success" else REFUSED if refused else FAILED
         tenant.requests[outcome].inc()

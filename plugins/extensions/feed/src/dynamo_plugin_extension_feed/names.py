@@ -14,19 +14,19 @@ KEPT: Final = 10_000
 
 
 def name_of(instance: Instance) -> str:
-    """What operators call a worker: its name in the config, and its replica."""
+    """Return what operators call a worker: its name in the config, and its replica."""
     return f"{instance.worker}-{instance.replica}"
 
 
 class WorkerNames:
-    """The names of the workers that requests came to. `pools` has those that are there now."""
+    """The names of workers that had requests. `pools` has the current ones."""
 
     def __init__(self, pools: Callable[[], Iterable[ObservedPool]]) -> None:
         self._pools = pools
         self._names: OrderedDict[int, str] = OrderedDict()
 
     def note(self, instance_id: int) -> None:
-        """A request goes to this worker, so that it is there."""
+        """Note that a request goes to this worker, which therefore exists."""
         if instance_id in self._names:
             return
         found = (pool.instances.get(instance_id) for pool in self._pools())
@@ -37,5 +37,5 @@ class WorkerNames:
                 self._names.popitem(last=False)
 
     def get(self, instance_id: int | None) -> str | None:
-        """The name of a worker, if it is known."""
+        """Return the name of a worker, if it is known."""
         return None if instance_id is None else self._names.get(instance_id)

@@ -33,13 +33,13 @@ BOUNDS: Final = tuple(0.0005 * 1.25**step for step in range(60))
 
 
 class Counts(msgspec.Struct):
-    """What requests came to."""
+    """The totals of requests."""
 
     requests: int = 0
 
 
 class TenantCounts(Counts):
-    """What the requests of a tenant came to."""
+    """The totals of a tenant's requests."""
 
     failed: int = 0
     refused: int = 0
@@ -48,7 +48,7 @@ class TenantCounts(Counts):
 
 
 class ModelCounts(TenantCounts):
-    """What the requests for a model came to. `ttft` and `itl` have observations by the index of their bucket."""
+    """The totals of a model's requests. `ttft` and `itl` have observations by the index of their bucket."""
 
     cached_tokens: int = 0
     moved: int = 0
@@ -57,7 +57,7 @@ class ModelCounts(TenantCounts):
 
 
 class WorkerCounts(Counts):
-    """What the requests that a worker answered last came to."""
+    """The totals of the requests that a worker answered last."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -75,7 +75,7 @@ class Totals(msgspec.Struct, Generic[CountsT]):
 
 
 class Counted(msgspec.Struct):
-    """What the requests of one frontend came to; `history` is by the Unix time at which a slot began."""
+    """The totals of one frontend's requests; `history` is by the Unix time at which a slot began."""
 
     models: Totals[ModelCounts]
     tenants: Totals[TenantCounts]
@@ -84,7 +84,7 @@ class Counted(msgspec.Struct):
 
 
 class Rates:
-    """Counts the requests of one frontend. `clock` gives Unix time in seconds."""
+    """A counter of one frontend's requests. `clock` gives Unix time in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         #: When counting began.
@@ -95,7 +95,7 @@ class Rates:
         self._workers = _Slots(clock, WORKER_SLOT, WORKER_SLOTS, WORKERS, WorkerCounts)
 
     def add(self, record: RequestRecord, *, refused: bool = False, moved: int = 0) -> None:
-        """Counts a request that has ended: whether admission refused it, and how often it moved to another worker."""
+        """Count a request that has ended: whether admission refused it, and how often it moved to another worker."""
         failed = record.status != "success"
         cached = record.cached_tokens or 0
         model, every = self._models.at(record.model), self._every.at(_EVERY)
@@ -125,7 +125,7 @@ class Rates:
             worker.cached_tokens += cached
 
     def counted(self) -> Counted:
-        """The counts as they are now. They go on counting: encode or sum them before others have their turn."""
+        """Return the counts as they are now. They go on counting: encode or sum them before others have their turn."""
         return Counted(
             Totals(self._models.since(NOW), self._models.whole()),
             Totals(self._tenants.since(NOW), self._tenants.whole()),
@@ -156,7 +156,7 @@ class _Slots(Generic[CountsT]):
         self._summed: set[int] = set()
 
     def at(self, name: str) -> CountsT:
-        """The counts of a name, now."""
+        """Return the counts of a name, now."""
         slot = self._now()
         counts = slot.get(name)
         if counts is None:
@@ -165,29 +165,29 @@ class _Slots(Generic[CountsT]):
         return counts
 
     def since(self, seconds: int) -> dict[str, CountsT]:
-        """The sums over the slots that began no longer ago."""
+        """Return the sums over the slots that began no longer ago."""
         oldest = self._clock() - seconds
         return summed(names for start, names in self.live() if start >= oldest)
 
     def whole(self) -> dict[str, CountsT]:
-        """The sums over all slots."""
+        """Return the sums over all slots."""
         now = self._now()
         return summed((self._past, now))
 
     def live(self) -> Iterator[tuple[int, dict[str, CountsT]]]:
-        """The slots that have counts, by the Unix time at which they began."""
+        """Return the slots that have counts, by the Unix time at which they began."""
         self._now()
         return ((start, names) for start, names in self._slots.items() if names)
 
     def _now(self) -> dict[str, CountsT]:
-        """The current slot."""
+        """Return the current slot."""
         start = int(self._clock()) // self._length * self._length
         if start != self._current:
             self._turn(start)
         return self._slots[start]
 
     def _turn(self, current: int) -> None:
-        """Another slot begins. It is an earlier one if the clock was set back, and then later ones are dropped."""
+        """Begin another slot. It is an earlier one if the clock was set back, and then later ones are dropped."""
         oldest = current - (self._kept - 1) * self._length
         past = {start for start in self._slots if oldest <= start < current}
         for start in self._summed - past:
@@ -207,7 +207,7 @@ class _Slots(Generic[CountsT]):
 
 
 def summed(parts: Iterable[Mapping[KeyT, CountsT]]) -> dict[KeyT, CountsT]:
-    """The sum of several counts by key, as new objects."""
+    """Return the sum of several counts by key, as new objects."""
     total: dict[KeyT, CountsT] = {}
     for part in parts:
         for key, counts in part.items():
@@ -219,7 +219,7 @@ def summed(parts: Iterable[Mapping[KeyT, CountsT]]) -> dict[KeyT, CountsT]:
 
 
 def percentiles(buckets: Mapping[int, int], shares: Sequence[float]) -> list[float | None]:
-    """For each share the upper bound in seconds of the bucket that holds it; None if nothing was observed.
+    """Return for each share the upper bound in seconds of its bucket; None if nothing was observed.
 
     The shares grow.
     """

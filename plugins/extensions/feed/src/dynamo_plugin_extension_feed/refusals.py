@@ -1,4 +1,4 @@
-"""What the commands say of a frontend that does not tell what they ask for."""
+"""Messages of the commands when a frontend does not have the feed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _NO_ROUTE: Final = "Route not found"
 
 
 def is_unserved(status: int, answer: Any) -> bool:
-    """Whether the frontend, or this listener of it, has no such route."""
+    """Return whether the frontend, or this listener of it, has no such route."""
     return status == 404 and reason_of(answer).startswith(_NO_ROUTE)
 
 
 def refused(client: AdminClient, status: int, answer: Any) -> ConfigError:
-    """Why the frontend does not answer, and what may mend it."""
+    """Return why the frontend does not answer, and what may mend it."""
     hint = ""
     if is_unserved(status, answer):
         hint = (

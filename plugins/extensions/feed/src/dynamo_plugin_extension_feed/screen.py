@@ -141,7 +141,7 @@ class Top(App[None]):
         yield Footer(compact=True)
 
     def on_mount(self) -> None:
-        """Begins to look."""
+        """Begin to look."""
         self._begin_view()
         self.query_one(DataTable).focus()
         self.run_worker(self._look(), exclusive=True, group="look")
@@ -153,7 +153,7 @@ class Top(App[None]):
                 await self.refresh_state()
 
     async def refresh_state(self) -> None:
-        """Asks once. That the frontend does not answer is told, and what is known stays."""
+        """Ask once. That the frontend does not answer is told, and what is known stays."""
         try:
             status, answer = await self._ask("GET", "/admin/state")
         except ConfigError as error:
@@ -197,14 +197,14 @@ class Top(App[None]):
         self._tell_where(len(rows), words)
 
     def _summary(self) -> Content:
-        """Two lines about all: what stands and runs, then the worst alarm, if it is not that there is no state."""
+        """Return two lines about all: the state, then the worst alarm, if it is not that there is no state."""
         running = free(self._state)
         workers = Content.styled(f"{running}/{len(self._state['workers'])} workers", "" if running else _ERROR)
         second = Content.styled(self._trouble, _ERROR) if self._trouble else Content(alarm(self._state))
         return Content("\n").join([workers + Content(f"  {figures(self._state)}"), second])
 
     def _begin_table(self, cells: Sequence[Sequence[str]]) -> None:
-        """Makes the table anew. Columns have widths, since a table that finds them reads all rows for each cell."""
+        """Make the table anew. Columns have widths, since a table that finds them reads all rows for each cell."""
         table = self.query_one(DataTable)
         top = table.scroll_offset
         table.clear(columns=True)
@@ -219,7 +219,7 @@ class Top(App[None]):
         table.scroll_to(top.x, top.y, animate=False)
 
     def _change(self, cells: Sequence[Sequence[str]]) -> None:
-        """Writes the cells that are other than before, and the rows that are new. Rows are known by their place."""
+        """Write the cells that are other than before, and the rows that are new. Rows are known by their place."""
         table = self.query_one(DataTable)
         for place, (new, old) in enumerate(zip(cells, self._cells, strict=False)):
             if new != old:
@@ -241,59 +241,59 @@ class Top(App[None]):
         return self._keys[place] if place < len(self._keys) else None
 
     def action_view(self, index: int) -> None:
-        """Shows another view."""
+        """Show another view."""
         self._view = index
         self._keys = []
         self._begin_view()
 
     def action_next_view(self) -> None:
-        """Shows the view after this one."""
+        """Show the view after this one."""
         self.action_view((self._view + 1) % len(VIEWS))
 
     def action_sort(self) -> None:
-        """Sorts by the next column. Numbers begin with the largest."""
+        """Sort by the next column. Numbers begin with the largest."""
         column = (self._orders[self._view][0] + 1) % len(self.view.columns)
         self._orders[self._view] = column, self.view.columns[column].right
         self._begin_view()
 
     def action_turn(self) -> None:
-        """Turns the order round."""
+        """Turn the order round."""
         column, turned = self._orders[self._view]
         self._orders[self._view] = column, not turned
         self._begin_view()
 
     def action_filter(self) -> None:
-        """Asks for words."""
+        """Ask for words."""
         box = self.query_one("#filter", Input)
         box.add_class("open")
         box.focus()
 
     def action_clear(self) -> None:
-        """Shows all rows again."""
+        """Show all rows again."""
         box = self.query_one("#filter", Input)
         box.value = ""
         box.remove_class("open")
         self.query_one(DataTable).focus()
 
     def action_pause(self) -> None:
-        """Leaves the screen as it is, or goes on."""
+        """Pause the screen, or go on."""
         self._paused = not self._paused
         self._show()
 
     def action_help(self) -> None:
-        """Tells all keys."""
+        """Tell all keys."""
         self.push_screen(Detail(_HELP.splitlines()))
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filters as one types."""
+        """Filter while the user types."""
         self._show()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Keeps the filter."""
+        """Keep the filter."""
         self.query_one(DataTable).focus()
 
     async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Opens a worker or a request."""
+        """Open a worker or a request."""
         chosen = self._chosen()
         row = next((row for row in self._state[self.view.name] if self.view.key(row) == chosen), None)
         if row is None:

@@ -1,4 +1,4 @@
-"""The state of a deployment: what the views of all frontends come to together."""
+"""The state of a deployment, joined from the views of all frontends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """What each frontend sees, by frontend id; `missing` says why others did not answer."""
+    """The views of all frontends, by frontend id; `missing` says why others did not answer."""
 
     frontends: Sequence[FrontendRecord]
     seen: Mapping[int, View]
@@ -41,7 +41,7 @@ class Views:
 
 
 class WorkerState(Worker):
-    """A worker, and what the requests of the last 15 minutes say of it."""
+    """A worker, with the totals of its requests of the last 15 minutes."""
 
     hit_rate: float | None = None
     served: int = 0
@@ -54,7 +54,7 @@ class RecentRequest(Line):
 
 
 def together(views: Views, own: int) -> State:
-    """The state of the deployment. Requests and rates are sums over all frontends that have answered.
+    """Return the state of the deployment. Requests and rates are sums over all frontends that have answered.
 
     What they know of a worker alike is told as the frontend `own` knows it; one that any of them finds not free is not.
     """
@@ -78,7 +78,10 @@ def together(views: Views, own: int) -> State:
 
 
 def _workers(parts: Sequence[View], counted: Mapping[str, WorkerCounts]) -> list[WorkerState]:
-    """The workers that any frontend sees. Each frontend counts its own requests, and knows the same reports of load."""
+    """Return the workers that any frontend sees.
+
+    Each frontend counts its own requests, and knows the same reports of load.
+    """
     workers: dict[tuple[str, str, str], WorkerState] = {}
     for part in parts:
         for worker in part.workers:
@@ -112,7 +115,7 @@ def _standing(parts: Iterable[View]) -> dict[str, Counter[str]]:
 
 
 def _ready(parts: Iterable[View]) -> dict[str, bool]:
-    """Whether any frontend can serve each known model."""
+    """Return whether any frontend can serve each known model."""
     ready: dict[str, bool] = {}
     for part in parts:
         for model, one in part.ready.items():
@@ -171,7 +174,7 @@ def _figures(counts: ModelCounts | None, seconds: float) -> State | None:
 
 
 def _history(slots: Mapping[int, ModelCounts]) -> list[State]:
-    """One row per slot, the oldest first, over all models."""
+    """Return one row per slot, the oldest first, over all models."""
     return [{"time": start, **(_figures(slots[start], SLOT) or {})} for start in sorted(slots)]
 
 
@@ -183,7 +186,7 @@ def _tenants(totals: Totals[TenantCounts]) -> list[State]:
 
 
 def _recent(lines: Mapping[str, Sequence[Line]]) -> list[RecentRequest]:
-    """The last that have ended, at any frontend."""
+    """Return the last that have ended, at any frontend."""
     latest = sorted(
         ((line.received + line.duration, frontend, line) for frontend, own in lines.items() for line in own),
         key=lambda one: one[0],

@@ -1,4 +1,4 @@
-"""What `dynamo top` shows of a state: the columns of each view, and what each cell has."""
+"""The tables of `dynamo top`: the columns of each view, and their cells."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A title, what a row is sorted by, and how that is written."""
+    """A title, the sort key of a row, and the format of a cell."""
 
     title: str
     value: Callable[[Row], Any]
@@ -22,18 +22,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A view: where its rows are in a state, the fields that tell them apart, and the columns, the important first."""
+    """A view: the place of its rows in a state, the identifying fields, and the columns, important ones first."""
 
     name: str
     keys: Sequence[str]
     columns: Sequence[Column]
 
     def key(self, row: Row) -> str:
-        """What tells a row from others."""
+        """Return what tells a row from others."""
         return "/".join(str(row[name]) for name in self.keys)
 
     def rows(self, state: Row, words: str = "", column: int = 0, turned: bool = False) -> list[Row]:
-        """The rows that have all words, in the order of a column. Those without a value come last."""
+        """Return the rows that have all words, in the order of a column. Those without a value come last."""
         wanted = words.lower().split()
         found = [row for row in state[self.name] if all(word in self._text(row) for word in wanted)]
         value = self.columns[column].value
@@ -41,7 +41,7 @@ class Table:
         return [*known, *(row for row in found if value(row) is None)]
 
     def cells(self, row: Row) -> list[str]:
-        """A row as it is written."""
+        """Return a row as it is written."""
         values = [(column, column.value(row)) for column in self.columns]
         return ["-" if value is None else column.write(value) for column, value in values]
 
@@ -50,14 +50,14 @@ class Table:
 
 
 def seconds(value: float) -> str:
-    """A time in the unit that suits it."""
+    """Return a time in the unit that suits it."""
     if value < 1:
         return f"{value * 1000:.0f}ms"
     return f"{value:.1f}s" if value < 120 else f"{value / 60:.0f}m"
 
 
 def age(since: float) -> str:
-    """How long something runs that began at a Unix time."""
+    """Return how long something runs that began at a Unix time."""
     passed = max(0.0, time.time() - since)
     for length, unit in ((86_400, "d"), (3600, "h"), (60, "m")):
         if passed >= 2 * length:
@@ -66,12 +66,12 @@ def age(since: float) -> str:
 
 
 def share(value: float) -> str:
-    """A share in per cent."""
+    """Return a share in per cent."""
     return f"{value:.0%}"
 
 
 def kv_use(worker: Row) -> float | None:
-    """The share of a worker's KV blocks that is in use; None if it does not say how many it has."""
+    """Return the share of a worker's KV blocks that is in use; None if it does not say how many it has."""
     total = worker["kv_total_blocks"]
     return worker["kv_used_blocks"] / total if total else None
 
@@ -99,7 +99,7 @@ def _whole(name: str) -> Callable[[Row], Any]:
 
 
 def _numbers(value: Callable[[str], Callable[[Row], Any]], *titles: str) -> list[Column]:
-    """Columns of numbers; each text is a title and the name of its field."""
+    """Return columns of numbers; each text is a title and the name of its field."""
     return [Column(title, value(name), right=True) for title, name in map(str.split, titles)]
 
 
@@ -173,12 +173,12 @@ TENANTS: Final = Table(
 
 
 def free(state: Row) -> int:
-    """How many workers get requests."""
+    """Return how many workers get requests."""
     return sum(worker["status"] == "free" for worker in state["workers"])
 
 
 def figures(state: Row) -> str:
-    """What else stands and runs."""
+    """Return what else stands and runs."""
     models = [model["last_minute"] for model in state["models"] if model["last_minute"] is not None]
     answering = sum(model["answering"] + model["prefilling"] for model in state["models"])
     waiting = sum(model["waiting"] for model in state["models"])
@@ -191,14 +191,14 @@ def figures(state: Row) -> str:
 
 
 def alarm(state: Row) -> str:
-    """The worst alarm, and how many more there are."""
+    """Return the worst alarm, and how many more there are."""
     alarms = state["alarms"]
     more = f" (+{len(alarms) - 1})" if len(alarms) > 1 else ""
     return f"{alarms[0]['level'].upper()}{more}: {alarms[0]['text']}" if alarms else "no alarms"
 
 
 def worker_lines(worker: Row) -> list[str]:
-    """All that is known of a worker."""
+    """Return all that is known of a worker."""
     return [
         f"{column.title.lower():<10}{text}" for column, text in zip(WORKERS.columns, WORKERS.cells(worker), strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What one frontend sees of workers and requests: what the frontends of a deployment tell each other.
+"""One frontend's view of workers and requests, exchanged between the frontends of a deployment.
 
 The structs only grow: a frontend of another release leaves out what it does not know, and what it lacks has a default.
 """
@@ -82,7 +82,7 @@ class View(msgspec.Struct):
 
 
 def seen(services: ExtensionServices, ways: Ways, rates: Rates, names: WorkerNames) -> View:
-    """What this frontend sees."""
+    """Return what this frontend sees."""
     return View(
         [worker for pool in services.pools() for worker in _workers(pool, services.loads)],
         ways.standing(),
@@ -94,7 +94,7 @@ def seen(services: ExtensionServices, ways: Ways, rates: Rates, names: WorkerNam
 
 
 def read_view(reply: Any) -> View:
-    """The view of another frontend, from plain values.
+    """Return the view of another frontend, from plain values.
 
     Raises:
         Unreadable: it is none, or of a release that tells something else.
@@ -127,7 +127,7 @@ def _workers(pool: ObservedPool, loads: ObservedLoads) -> Iterable[Worker]:
 
 
 def _cache(worker: int, card: ModelCard | None, loads: ObservedLoads) -> tuple[int, int | None, int]:
-    """Over all ranks of a worker: KV blocks in use, KV blocks in all, tokens to be prefilled."""
+    """Return over all ranks of a worker: KV blocks in use, KV blocks in all, tokens to be prefilled."""
     if card is None:
         return 0, None, 0
     facts = card.runtime_config

@@ -1,4 +1,4 @@
-"""The ways of the last requests: what happened to each, as events tell it, for a bounded number of requests."""
+"""Histories of recent requests: the events of each, for a bounded number."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ class Way:
 
 
 class Ways:
-    """The requests of one frontend: those that run, and the last that ended. Folding is left to the reader."""
+    """Histories of one frontend's requests: the running ones, and the last that ended.
+
+    Folding is left to the reader.
+    """
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
@@ -54,7 +57,7 @@ class Ways:
         self._standing: Counter[tuple[str, str]] = Counter()
 
     def add(self, event: RequestEvent) -> Way | None:
-        """Takes the next event. Returns the way of the request if it has ended with this one.
+        """Take the next event. Return the way of the request if it has ended with this one.
 
         Events of a request whose beginning was not seen are left out.
         """
@@ -80,18 +83,18 @@ class Ways:
         return None
 
     def find(self, request_id: str) -> Way | None:
-        """The way of a request, by its id or by the id that its client gave it; the latest of several."""
+        """Return the way of a request, by its id or by the id that its client gave it; the latest of several."""
         way = self._open.get(request_id) or self._ended.get(request_id)
         if way is not None:
             return way
         return next((way for way in self._latest() if way.received.x_request_id == request_id), None)
 
     def ended(self) -> Iterator[Way]:
-        """Those of requests that have ended, the latest first."""
+        """Return those of requests that have ended, the latest first."""
         return reversed(self._ended.values())
 
     def standing(self) -> dict[str, dict[str, int]]:
-        """How many requests of each model wait for admission, for their first token, and for the rest."""
+        """Return how many requests of each model wait for admission, for their first token, and for the rest."""
         models: dict[str, dict[str, int]] = {}
         for (model, stands), number in self._standing.items():
             models.setdefault(model, {})[stands] = number
@@ -129,7 +132,7 @@ class Ways:
 
 
 def timeline(way: Way, names: WorkerNames) -> dict[str, Any]:
-    """All that is known of a request, as plain values: who asked, for what, and each event, `at` seconds from then.
+    """Return all that is known of a request as plain values: its caller, its aim, and each event, `at` seconds later.
 
     The end user and the session are left out, since they may identify a person.
     """
@@ -150,12 +153,12 @@ def timeline(way: Way, names: WorkerNames) -> dict[str, Any]:
 
 
 def worker_id(instance_id: int | None) -> str | None:
-    """A worker's id as it is shown."""
+    """Return a worker's id as it is shown."""
     return None if instance_id is None else format_instance_id(instance_id)
 
 
 def wall_time(moment: float) -> float:
-    """A time of `time.monotonic` as Unix time."""
+    """Return a time of `time.monotonic` as Unix time."""
     return time.time() - (time.monotonic() - moment)
 
 

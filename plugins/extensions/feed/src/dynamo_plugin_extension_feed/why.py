@@ -1,4 +1,4 @@
-"""``dynamo why``: what happened to one request."""
+"""``dynamo why``: the history of one request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def command(ctx: click.Context, /, request_id: str, as_json: bool, **frontend: A
 
 
 def story(answer: dict[str, Any]) -> Iterator[str]:
-    """The lines of the answer for people."""
+    """Yield the lines of the answer for people."""
     request, frontend = answer["request"], answer["frontend"]
     called = f" (the client's id: {request['x_request_id']})" if request["x_request_id"] else ""
     key = f", key {request['key_id']}" if request["key_id"] else ""
@@ -126,7 +126,7 @@ def _finished(event: dict[str, Any]) -> Iterator[str]:
 
 
 def _worker(event: dict[str, Any]) -> str:
-    """The worker of an event, by its name and its id."""
+    """Return the worker of an event, by its name and its id."""
     name = event.get("worker_name")
     return f"{name} ({event['worker']})" if name else str(event["worker"])
 

@@ -1,4 +1,4 @@
-"""The export by OTLP over HTTP: a thread of the SDK sends what was recorded, every few seconds and once at the end."""
+"""The export by OTLP over HTTP: an SDK thread sends records every few seconds and once at the end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Export:
         self.instruments = Instruments(self._provider.get_meter(_SCOPE))
 
     def close(self, timeout: float) -> None:
-        """Sends what was recorded last, for up to `timeout` seconds, and ends. It blocks: call it in a thread."""
+        """Send what was recorded last, for up to `timeout` seconds, and end. It blocks: call it in a thread."""
         # The SDK waits for its thread no longer than that, and then has it give up. A request that a collector does not
         # answer cannot be broken off: its thread is left behind, and no process waits for it.
         self._provider.shutdown(timeout_millis=timeout * 1000)
@@ -89,7 +89,7 @@ class _Exporter(OTLPMetricExporter):
         return result
 
     def _keep(self, line: logging.LogRecord) -> bool:
-        """Whether a line of the SDK is logged: not one of this export, of which the first says what is wrong."""
+        """Return whether a line of the SDK is logged: not one of this export, of which the first says what is wrong."""
         if line.thread != self._thread:
             return True
         self._reason = self._reason or line.getMessage()

@@ -45,7 +45,7 @@ class OtelMetricsExtension(Extension):
         self._export: Export | None = None
 
     async def start(self) -> None:
-        """Begins to read events."""
+        """Begin to read events."""
         if self._disabled:
             log.info("no metrics are exported: OTEL_SDK_DISABLED is true")
             return
@@ -56,7 +56,7 @@ class OtelMetricsExtension(Extension):
         self._reading = self.spawn(self._read(Export), name="read events")
 
     async def aclose(self) -> None:
-        """Records the last events, and sends what the collector does not have yet."""
+        """Record the last events, and send what the collector does not have yet."""
         if self._reading is not None:
             await self._events.aclose()
             await asyncio.wait([self._reading], timeout=_LAST_EVENTS)

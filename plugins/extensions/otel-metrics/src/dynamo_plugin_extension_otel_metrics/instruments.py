@@ -51,7 +51,7 @@ class Instruments:
         self._models: set[str] = set()
 
     def add(self, record: RequestRecord) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         attributes = gen_ai_attributes(record.endpoint, self._name(record.model))
         if record.error_type:
             self._duration.record(record.duration, attributes | {"error.type": record.error_type})

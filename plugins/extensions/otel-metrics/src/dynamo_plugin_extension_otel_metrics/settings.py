@@ -1,4 +1,4 @@
-"""What the extension is told: the keys of its entry in the config file, and the variables of OpenTelemetry.
+"""The settings of the extension: its entry in the config file, and OpenTelemetry's variables.
 
 The SDK reads the variables itself, and takes a default in place of a value that is wrong. Here such a value is refused.
 """
@@ -52,7 +52,7 @@ class OtelMetricsConfig(PluginConfig):
 
 
 def check_environment(environment: Mapping[str, str], config: OtelMetricsConfig) -> None:
-    """Refuses a variable that has an effect and a value that is none.
+    """Refuse a variable that has an effect and a value that is none.
 
     Raises:
         ConfigError: it names the variable and the remedy. Values that may hold a secret are not shown.
@@ -68,7 +68,7 @@ def check_environment(environment: Mapping[str, str], config: OtelMetricsConfig)
 
 
 class _Rule(NamedTuple):
-    """What a value has to be. Of several variables the first that is set is in force, and none if `key` is set."""
+    """The constraint on a value. Of several variables the first that is set is in force, and none if `key` is set."""
 
     names: tuple[str, ...]
     accepts: Callable[[str], bool]

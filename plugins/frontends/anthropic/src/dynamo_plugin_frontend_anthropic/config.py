@@ -7,7 +7,7 @@ from pydantic import Field
 
 
 class AnthropicConfig(GenerationConfig):
-    """Where the routes are."""
+    """The address of the routes."""
 
     messages_path: Path = Field(
         default="/v1/messages", description="Path of the Anthropic API; `/count_tokens` below it counts tokens."

@@ -69,7 +69,7 @@ class ParsedMessages(TranslatedRequest):
         self._thoughts = request.thinking is None or request.thinking.display != "omitted"
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> MessageRenderer:
-        """Events and bodies of the Anthropic API."""
+        """Return events and bodies of the Anthropic API."""
         told = sum(len(prompt.token_ids) for prompt in prompts)
         return MessageRenderer(identity, told, edits=self._edits, thoughts=self._thoughts)
 
@@ -80,11 +80,11 @@ class _Wording(ModelEndpoint[ParsedT]):
     ERROR = MessagesError
 
     def respond_error(self, problem: Problem) -> web.Response:
-        """An error as an answer of its own."""
+        """Return an error as an answer of its own."""
         return respond_error(problem)
 
     def last_event(self, exchange: Exchange, problem: Problem, error: Exception) -> bytes:
-        """The event that ends a stream which broke."""
+        """Return the event that ends a stream which broke."""
         return b"event: error\ndata: %b\n\n" % error_body(problem)
 
 
@@ -101,7 +101,7 @@ class MessagesEndpoint(_Wording[ParsedMessages], ConversationEndpoint[ParsedMess
     DONE = b""
 
     def check(self, raw: dict[str, Any]) -> ParsedMessages:
-        """Checks a body."""
+        """Check a body."""
         return ParsedMessages(parse_messages(raw, self.BODY, self.PASSIVE), self._chats)
 
 
@@ -113,7 +113,7 @@ class CountTokensEndpoint(_Wording[TranslatedRequest], CountingEndpoint):
     PASSIVE = COUNT_TOKENS_PASSIVE
 
     def check(self, raw: dict[str, Any]) -> ParsedMessages:
-        """Checks a body."""
+        """Check a body."""
         return ParsedMessages(parse_messages(raw, self.BODY, self.PASSIVE), self._chats)
 
 
@@ -135,7 +135,10 @@ def respond_error(problem: Problem) -> web.Response:
 
 
 def error_body(problem: Problem) -> bytes:
-    """``{"type": "error", "error": {"type", "message", "details"?}}``. The message names the field: there is no key."""
+    """Return ``{"type": "error", "error": {"type", "message", "details"?}}``.
+
+    The message names the field: there is no key.
+    """
     kind = _TYPES.get(problem.status) or (_BAD_REQUEST if problem.status < _SERVER_ERROR else _SERVER)
     message = problem.message
     if problem.param is not None and problem.param not in message:
@@ -149,7 +152,7 @@ def error_body(problem: Problem) -> bytes:
 
 
 def _headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """Headers as the Anthropic API names them: ``anthropic-ratelimit-requests-remaining``."""
+    """Return headers as the Anthropic API names them: ``anthropic-ratelimit-requests-remaining``."""
     found = {}
     for name, value in headers.items():
         what, _, unit = name.removeprefix(LIMIT_HEADER).partition("-")
@@ -163,7 +166,7 @@ def _headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 def _moment(span: str) -> str | None:
-    """When a time such as ``6m0s`` from now is, as this API tells times; None if it is no such time."""
+    """Return when a time such as ``6m0s`` from now is, as this API tells times; None if it is no such time."""
     parts = _SPAN.fullmatch(span)
     if not span or parts is None:
         return None

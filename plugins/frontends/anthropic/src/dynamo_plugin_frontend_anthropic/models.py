@@ -31,7 +31,7 @@ _UNKNOWN = "1970-01-01T00:00:00Z"
 
 
 class ModelLists:
-    """Shows what is served now, to clients of this API where another has the same paths."""
+    """The routes that list the served models."""
 
     def __init__(self, services: FrontendServices) -> None:
         self._services = services

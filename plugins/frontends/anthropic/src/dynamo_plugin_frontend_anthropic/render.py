@@ -40,7 +40,7 @@ class MessageRenderer(BlockRenderer):
         self._pinged = False
 
     def opening(self, choice: Choice) -> bytes:
-        """The beginning of the message; of the text too, if there can be nothing but text."""
+        """Return the beginning of the message; of the text too, if there can be nothing but text."""
         usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         start = _event("message_start", message=self._message([], None, usage))
         if isinstance(choice, TokenChoice) and choice.plain:
@@ -48,23 +48,23 @@ class MessageRenderer(BlockRenderer):
         return start
 
     def around(self, choice: Choice) -> tuple[bytes, bytes]:
-        """What stands around the text of a choice that is nothing but text."""
+        """Return what stands around the text of a choice that is nothing but text."""
         return _delta_head(0) + _DELTAS[Kind.TEXT], _AFTER
 
     def finish(self, choice: Choice) -> bytes:
-        """The end of the last block. The reason comes with the usage."""
+        """Return the end of the last block. The reason comes with the usage."""
         self._choice = choice
         self._verdict = verdict_of(choice)
         return self._written(self._blocks.end())
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The reason, the usage, and the end of the message."""
+        """Return the reason, the usage, and the end of the message."""
         more = self._edits | self._verdict
         delta = _event("message_delta", delta=_reason(self._choice), usage=_usage(usage), **more)
         return delta + _event("message_stop")
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
-        """The whole message as JSON."""
+        """Return the whole message as JSON."""
         self._blocks.end()
         content = [self._whole(block) for block in self._blocks.all]
         choice = collected[0].choice
@@ -112,12 +112,15 @@ class MessageRenderer(BlockRenderer):
         return whole
 
     def _signature(self, block: Block) -> str:
-        """Clients need one. It says something only where the thoughts are not told otherwise."""
+        """Return a signature, since clients need one.
+
+        It says something only where the thoughts are not told otherwise.
+        """
         return UNSIGNED if self._thoughts else packed(block.text)
 
 
 def stop_string(choice: Choice) -> str | None:
-    """The stop string that ended a choice, if one did; an engine that takes text does not tell."""
+    """Return the stop string that ended a choice, if one did; an engine that takes text does not tell."""
     return choice.stop_string if isinstance(choice, TokenChoice) else None
 
 
@@ -131,7 +134,7 @@ def _reason(choice: Choice | None) -> dict[str, Any]:
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """Tokens of the prompt that were in a cache count apart. None was made for a client's sake."""
+    """Return tokens of the prompt that were in a cache count apart. None was made for a client's sake."""
     told: dict[str, Any] = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
     cached = usage.get("prompt_tokens_details")
     if cached is not None:
@@ -145,7 +148,7 @@ def _usage(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def _empty(block: Block) -> dict[str, Any]:
-    """A block as it begins."""
+    """Return a block as it begins."""
     call = block.call
     if call is not None:
         return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}

@@ -1,4 +1,4 @@
-"""Requests of the Anthropic API: their fields, and what is wrong with them as far as no model is needed for it."""
+"""Requests of the Anthropic API: their fields, and the checks that need no model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
 
 
 class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
-    """What the model thought in an earlier answer. The signature matters only where the thoughts were left out."""
+    """The reasoning of an earlier answer. The signature matters only where the thoughts were left out."""
 
     thinking: str
     signature: str | None = None
@@ -101,7 +101,7 @@ ResultBlock: TypeAlias = ReadableBlock | ToolReferenceBlock
 
 
 class ToolResultBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_result"):
-    """What a call gave."""
+    """The result of a call."""
 
     tool_use_id: str
     content: str | list[ResultBlock] | None = None
@@ -134,7 +134,7 @@ class MessageTool(msgspec.Struct, kw_only=True):
 
 
 class MessageToolChoice(msgspec.Struct, kw_only=True):
-    """Which tool is to be called."""
+    """The tool to be called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -142,8 +142,7 @@ class MessageToolChoice(msgspec.Struct, kw_only=True):
 
 
 class Thinking(msgspec.Struct, kw_only=True):
-    """Whether the model is to think first. The budget is not enforced. With `display` omitted, its thoughts are in
-    the signature only."""
+    """The switch for thinking first. The budget is not enforced."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: U32 | None = None
@@ -151,7 +150,7 @@ class Thinking(msgspec.Struct, kw_only=True):
 
 
 class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How hard to try, and what the answer must look like. The budget of a task has no effect."""
+    """The effort, and the format of the answer. The budget of a task has no effect."""
 
     effort: str | None = None
     format: dict[str, Any] | None = None
@@ -192,7 +191,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
 
 
 def left_out(tools: Sequence[MessageTool]) -> list[str]:
-    """The places of tools that no model is shown."""
+    """Return the places of tools that no model is shown."""
     return [f"tools[{index}]" for index, tool in enumerate(tools) if tool.hosted]
 
 
@@ -200,7 +199,7 @@ RequestT = TypeVar("RequestT", bound=CountTokensRequest)
 
 
 def parse_messages(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[str, fields.Accepts]) -> RequestT:
-    """Checks a request of this kind, of which `passive` is the table of fields without effect.
+    """Check a request of this kind, of which `passive` is the table of fields without effect.
 
     Ranges are checked when it is a chat request.
 

@@ -1,4 +1,4 @@
-"""What the routes of the Anthropic API answer with, for the description of the API."""
+"""The response schemas of the Anthropic API, for the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 
 class MessagesErrorDetail(msgspec.Struct):
-    """What went wrong."""
+    """An error's type and message."""
 
     type: str
     message: str
@@ -24,13 +24,13 @@ class MessagesError(msgspec.Struct):
 
 
 class ThinkingTokens(msgspec.Struct):
-    """How much of a message was thinking."""
+    """Thinking tokens of a message."""
 
     thinking_tokens: int
 
 
 class MessageUsage(msgspec.Struct):
-    """How many tokens a message took. `input_tokens` are those of the prompt that no cache had."""
+    """The token usage of a message. `input_tokens` are the prompt tokens that no cache had."""
 
     input_tokens: int
     output_tokens: int
@@ -74,6 +74,6 @@ class ServedModels(msgspec.Struct):
 
 
 class TokenCount(msgspec.Struct):
-    """How many tokens the request has."""
+    """The number of tokens of the request."""
 
     input_tokens: int

@@ -43,7 +43,7 @@ _CHOICES = {"auto": AUTO, "any": REQUIRED, "none": NONE}
 
 
 def chat_of_messages(request: CountTokensRequest) -> dict[str, Any]:
-    """The body of the chat request that asks for the same."""
+    """Return the body of the chat request that asks for the same."""
     chat: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
     if request.goes_on:
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -79,7 +79,7 @@ def _add_limits(chat: dict[str, Any], request: MessagesRequest) -> None:
 
 
 def _thinking(thinking: Thinking | None) -> dict[str, Any]:
-    """The wish as variables of templates, which engines that take text understand, too."""
+    """Return the wish as variables of templates, which engines that take text understand, too."""
     if thinking is None:
         return {}
     wish: dict[str, Any] = {"enable_thinking": thinking.type != "disabled"}
@@ -107,7 +107,7 @@ def _tool(tool: MessageTool) -> dict[str, Any]:
 
 
 def _format(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What the chat API calls the same; anything it does not know is its own affair to refuse."""
+    """Return what the chat API calls the same; anything it does not know is its own affair to refuse."""
     if wanted.get("type") != "json_schema":
         return dict(wanted)
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.get("schema")}}
@@ -133,7 +133,7 @@ def _message(message: InputMessage) -> list[dict[str, Any]]:
 
 
 def _user(blocks: Sequence[MessageBlock]) -> list[dict[str, Any]]:
-    """What the user says, and before or between it what calls gave."""
+    """Return what the user says, and before or between it what calls gave."""
     messages: list[dict[str, Any]] = []
     text: list[ReadableBlock] = []
     for block in blocks:
@@ -179,7 +179,7 @@ def _assistant(blocks: Sequence[MessageBlock]) -> dict[str, Any]:
 
 
 def _text(content: str | Sequence[ResultBlock]) -> str:
-    """Text blocks are lines of one text, as the text parts of a chat message are."""
+    """Join text blocks as lines of one text, as the text parts of a chat message are."""
     return content if isinstance(content, str) else "\n".join(map(_readable, content))
 
 

@@ -14,7 +14,7 @@ DYNAMO_API = 1
 
 @hookimpl
 def dynamo_register_frontends() -> list[type[Frontend]]:
-    """The frontend class; its modules are imported when it is asked for."""
+    """Return the frontend class; its modules are imported when it is asked for."""
     from dynamo_plugin_frontend_ollama.frontend import OllamaFrontend
 
     return [OllamaFrontend]

@@ -7,7 +7,7 @@ from pydantic import Field
 
 
 class OllamaConfig(GenerationConfig):
-    """Where the routes are."""
+    """The address of the routes."""
 
     ollama_prefix: Path = Field(
         default="/api",

@@ -47,7 +47,7 @@ class _Embeds(Wording[ParsedEmbed]):
     PASSIVE = EMBED_PASSIVE
 
     def check_model(self, model: ServedModel) -> None:
-        """Checks that the engine makes embeddings; the capability counts, whatever else the card says.
+        """Check that the engine makes embeddings; the capability counts, whatever else the card says.
 
         Raises:
             NotSupported: it does not.
@@ -56,7 +56,7 @@ class _Embeds(Wording[ParsedEmbed]):
             raise NotSupported(f"Model {model.name!r} does not make embeddings")
 
     async def serve(self, exchange: Exchange, parsed: ParsedEmbed) -> web.StreamResponse:
-        """Answers with one vector per text."""
+        """Return answers with one vector per text."""
         begun = time.monotonic_ns()
         model, inflight = exchange.model, exchange.inflight
         self._ignored.tell(exchange.http, parsed.ignored, self.ENDPOINT)
@@ -87,7 +87,7 @@ class _Embeds(Wording[ParsedEmbed]):
 
     @abstractmethod
     def answer(self, vectors: Sequence[Sequence[float]], told: dict[str, Any]) -> Iterator[bytes]:
-        """The answer as JSON, vector by vector."""
+        """Return the answer as JSON, vector by vector."""
 
 
 class EmbedEndpoint(_Embeds):
@@ -97,7 +97,7 @@ class EmbedEndpoint(_Embeds):
     BODY = OllamaEmbedRequest
 
     def check(self, raw: dict[str, Any]) -> ParsedEmbed:
-        """Checks a body."""
+        """Check a body."""
         request, left_out = parse(raw, OllamaEmbedRequest, self.PASSIVE, ignore=self._ignored.unknown)
         given = request.input or []
         texts = [given] if isinstance(given, str) else given
@@ -108,7 +108,7 @@ class EmbedEndpoint(_Embeds):
         return ParsedEmbed(texts, "input", left_out, request.dimensions, request.truncate is not False)
 
     def answer(self, vectors: Sequence[Sequence[float]], told: dict[str, Any]) -> Iterator[bytes]:
-        """All vectors, and what they took."""
+        """Yield all vectors, and what they took."""
         yield b'{"embeddings":['
         for index, vector in enumerate(vectors):
             yield b"," + encode(vector) if index else encode(vector)
@@ -122,12 +122,12 @@ class EmbeddingsEndpoint(_Embeds):
     BODY = OllamaEmbeddingsRequest
 
     def check(self, raw: dict[str, Any]) -> ParsedEmbed:
-        """Checks a body."""
+        """Check a body."""
         request, left_out = parse(raw, OllamaEmbeddingsRequest, self.PASSIVE, ignore=self._ignored.unknown)
         return ParsedEmbed([request.prompt] if request.prompt else [], "prompt", left_out)
 
     def answer(self, vectors: Sequence[Sequence[float]], told: dict[str, Any]) -> Iterator[bytes]:
-        """The vector, empty where there is no text."""
+        """Yield the vector, empty where there is no text."""
         yield encode({"embedding": vectors[0] if vectors else []})
 
 
@@ -141,6 +141,6 @@ async def _prompts(parsed: ParsedEmbed, model: ServedModel) -> list[Prompt]:
 
 
 def _body(model: ServedModel, parsed: ParsedEmbed) -> dict[str, Any]:
-    """What an engine that takes text is asked, in the form of the OpenAI API."""
+    """Return what an engine that takes text is asked, in the form of the OpenAI API."""
     body: dict[str, Any] = {"model": model.name, "input": list(parsed.texts)}
     return body if parsed.dimensions is None else body | {"dimensions": parsed.dimensions}

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class ParsedConversation(TranslatedRequest):
-    """A checked request that is answered by chatting. `loads` is what one is answered with that asks nothing."""
+    """A checked request that is answered by chatting. `loads` is the answer to an empty one."""
 
     NAMES = CHAT_NAMES
     SHAPE: ClassVar[Shape] = render.CHAT
@@ -56,13 +56,13 @@ class ParsedConversation(TranslatedRequest):
         self.loads = loads
 
     def check_for_tokens(self) -> None:
-        """Refuses pictures, which are all that makes a content more than text, in the words of this API."""
+        """Refuse pictures, which are all that makes a content more than text, in the words of this API."""
         if any(isinstance(message.content, list) for message in self.chat.messages):
             raise invalid("images are not supported by this model", "images")
         super().check_for_tokens()
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> LineRenderer:
-        """Lines and bodies of Ollama's API."""
+        """Return lines and bodies of Ollama's API."""
         return LineRenderer(identity, self.SHAPE, self._begun)
 
 
@@ -81,16 +81,16 @@ class ParsedPrompt(ParsedRequest):
         self.ignored = ignored
 
     async def prompts(self, model: ServedModel) -> list[Prompt]:
-        """The prompt as it is."""
+        """Return the prompt as it is."""
         return await text_prompts(self._inputs, model, "prompt")
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> LineRenderer:
-        """Lines and bodies of Ollama's API."""
+        """Return lines and bodies of Ollama's API."""
         return LineRenderer(identity, render.GENERATE, self._begun)
 
 
 class ParsedGenerate(ParsedConversation):
-    """A checked request whose prompt is what a user says; `plain` makes it one without a chat template."""
+    """A checked request whose prompt is a user's message; `plain` makes it one without a chat template."""
 
     NAMES = GENERATE_NAMES
     SHAPE = render.GENERATE
@@ -116,14 +116,14 @@ class _Answers(Wording[Parsed], ConversationEndpoint[Parsed]):
     EMPTY: ClassVar[Mapping[str, Any]]
 
     async def read(self, http: web.Request) -> Body:
-        """The body. An answer is streamed unless the client says otherwise."""
+        """Return the body. An answer is streamed unless the client says otherwise."""
         body = await body_of(http)
         if body.raw.get("stream") is None:
             body.raw["stream"] = True
         return body
 
     async def serve(self, exchange: Exchange, parsed: Parsed) -> web.StreamResponse:
-        """Answers; a request that asks nothing is one to load a model, which is there already."""
+        """Answer; a request that asks nothing is one to load a model, which is there already."""
         if not parsed.loads:
             return await super().serve(exchange, parsed)
         head = {"model": exchange.model.name, "created_at": moment(time.time())}
@@ -142,7 +142,7 @@ class ChatEndpoint(_Answers):
     EMPTY: ClassVar[Mapping[str, Any]] = {"message": {"role": "assistant", "content": ""}}
 
     def check(self, raw: dict[str, Any]) -> Parsed:
-        """Checks a body."""
+        """Check a body."""
         request, left_out = parse(raw, OllamaChatRequest, self.PASSIVE, ignore=self._ignored.unknown)
         loads = "" if request.messages else _loads(raw)
         return ParsedConversation(chat_of_messages(request), self._chats, left_out, loads)
@@ -157,7 +157,7 @@ class GenerateEndpoint(_Answers):
     EMPTY: ClassVar[Mapping[str, Any]] = {"response": ""}
 
     def check(self, raw: dict[str, Any]) -> Parsed:
-        """Checks a body."""
+        """Check a body."""
         request, left_out = parse(raw, OllamaGenerateRequest, self.PASSIVE, ignore=self._ignored.unknown)
         check_generate(request)
         if request.raw and request.prompt:
@@ -165,12 +165,12 @@ class GenerateEndpoint(_Answers):
         return ParsedGenerate(request, self._chats, left_out, "" if request.prompt else _loads(raw))
 
     def check_model(self, model: ServedModel) -> None:
-        """Checks that the model can be asked for answers of any kind."""
+        """Check that the model can be asked for answers of any kind."""
         if COMPLETIONS not in model.card.model_types:
             super().check_model(model)
 
     async def serve(self, exchange: Exchange, parsed: Parsed) -> web.StreamResponse:
-        """Answers by chatting if the model can, and the prompt is not raw."""
+        """Return answers by chatting if the model can, and the prompt is not raw."""
         types = exchange.model.card.model_types
         if isinstance(parsed, ParsedGenerate) and CHAT not in types:
             parsed = parsed.plain()
@@ -180,5 +180,5 @@ class GenerateEndpoint(_Answers):
 
 
 def _loads(raw: Mapping[str, Any]) -> str:
-    """What a request is for that asks nothing."""
+    """Return what a request is for that asks nothing."""
     return "unload" if raw.get("keep_alive") in (0, "0", "0s") else "load"

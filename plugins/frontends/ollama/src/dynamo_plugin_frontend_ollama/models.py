@@ -1,4 +1,4 @@
-"""What is served, and what is known of each model; and the routes that would change it."""
+"""The model routes of Ollama's API, and refusals of the routes that would change models."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _FOREVER = "2318-01-01T00:00:00Z"
 
 
 class Models:
-    """Tells what is served now."""
+    """The routes that list and show models."""
 
     def __init__(self, models: ModelDirectory) -> None:
         self._models = models
         self._since = moment(time.time())
 
     def _list(self, http: web.Request) -> list[ServedModel]:
-        """The models that the caller may know of."""
+        """Return the models that the caller may know of."""
         principal = principal_of(http)
         return [model for model in self._models.list() if principal.allows(model.name)]
 
     async def tags(self, http: web.Request) -> web.Response:
-        """All models."""
+        """Return all models."""
         return _json({"models": [{**_entry(model), "modified_at": self._since} for model in self._list(http)]})
 
     async def running(self, http: web.Request) -> web.Response:
-        """The models that can be asked now."""
+        """Return the models that can be asked now."""
         ready = [model for model in self._list(http) if not model.missing_roles]
         more = {"expires_at": _FOREVER, "size_vram": 0}
         return _json(
@@ -54,7 +54,7 @@ class Models:
         )
 
     async def show(self, http: web.Request) -> web.Response:
-        """What is known of one model."""
+        """Return what is known of one model."""
         request, _ = parse((await body_of(http)).raw, OllamaShowRequest, EMBED_PASSIVE, ignore=True)
         name = request.model or request.name
         if not name:
@@ -77,15 +77,15 @@ class Models:
         )
 
     async def version(self, http: web.Request) -> web.Response:
-        """The version of Ollama that this is like."""
+        """Return the version of Ollama that this is like."""
         return _json({"version": VERSION})
 
     async def alive(self, http: web.Request) -> web.Response:
-        """What clients look for, to see that a server is there."""
+        """Return what clients look for, to see that a server is there."""
         return web.Response(text="Ollama is running")
 
     async def refuse(self, http: web.Request) -> web.Response:
-        """What would change models."""
+        """Return what would change models."""
         raise NotSupported(
             "Models are served by the workers of the config: they are not pulled, pushed, made, copied or deleted here"
         )
@@ -109,7 +109,7 @@ def _details(model: ServedModel) -> dict[str, Any]:
 
 
 def _family(model: ServedModel) -> str:
-    """What its folder says it is; empty if it says nothing."""
+    """Return what its folder says it is; empty if it says nothing."""
     try:
         family = object_of(model.file("config.json") or b"{}").get("model_type")
     except Unreadable:

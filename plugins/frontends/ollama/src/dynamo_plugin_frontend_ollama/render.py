@@ -15,7 +15,7 @@ _END = b',"done":false}\n'
 
 
 class Shape(NamedTuple):
-    """What stands before the text of an answer, and what closes what was opened there."""
+    """The text before an answer, and the text that closes it."""
 
     opens: bytes
     closes: bytes
@@ -37,30 +37,30 @@ class LineRenderer(BlockRenderer):
         self._first = 0
 
     def opening(self, choice: Choice) -> bytes:
-        """Nothing: every line stands for itself."""
+        """Return nothing: every line stands for itself."""
         self._first = time.monotonic_ns()
         return b""
 
     def around(self, choice: Choice) -> tuple[bytes, bytes]:
-        """What stands around the text of a choice that is nothing but text."""
+        """Return what stands around the text of a choice that is nothing but text."""
         return self._before, self._after
 
     def add(self, collected: Collected, piece: Piece) -> int:
-        """Adds a piece to the one answer. Gives about how many bytes that takes."""
+        """Add a piece to the one answer. Give about how many bytes that takes."""
         self._first = self._first or time.monotonic_ns()
         return super().add(collected, piece)
 
     def finish(self, choice: Choice) -> bytes:
-        """What the last block still needs. The end comes with the usage."""
+        """Return what the last block still needs. The end comes with the usage."""
         self._choice = choice
         return self._written(self._blocks.end())
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The last line."""
+        """Return the last line."""
         return self._before + b'"' + self._closes + self._last(usage)
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
-        """The whole answer as JSON."""
+        """Return the whole answer as JSON."""
         self._choice = collected[0].choice
         blocks = self._blocks.all
         text, thoughts = ("".join(each.text for each in blocks if each.kind is kind) for kind in _TEXTS)
@@ -89,7 +89,7 @@ class LineRenderer(BlockRenderer):
         return self._before + b'"' + _calls([_call(block)]) + self._closes + _END
 
     def _last(self, usage: dict[str, Any]) -> bytes:
-        """The end of the last object: why it ended, and what it took."""
+        """Return the end of the last object: why it ended, and what it took."""
         now, choice = time.monotonic_ns(), self._choice
         first = self._first or now
         told: dict[str, Any] = {
@@ -111,7 +111,7 @@ _TEXTS = (Kind.TEXT, Kind.REASONING)
 
 
 def moment(seconds: float) -> str:
-    """A time since 1970 as the API tells times."""
+    """Return a time since 1970 as the API tells times."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 

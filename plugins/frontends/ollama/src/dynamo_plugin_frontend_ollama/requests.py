@@ -1,4 +1,4 @@
-"""Requests of Ollama's API: their fields, and what is wrong with them as far as no model is needed for it."""
+"""Requests of Ollama's API: their fields, and the checks that need no model."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ OPTIONS_PASSIVE: Mapping[str, fields.Accepts] = {
 
 
 class OllamaFunction(msgspec.Struct, kw_only=True):
-    """What an earlier answer called."""
+    """A function call of an earlier answer."""
 
     name: str
     arguments: dict[str, Any] | None = None
@@ -74,7 +74,7 @@ class OllamaMessage(msgspec.Struct, kw_only=True):
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True):
-    """How to sample, and when to stop. A `num_predict` below 1 is no limit, a negative `seed` is none."""
+    """Sampling and stop options. A `num_predict` below 1 is no limit, a negative `seed` is none."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -131,7 +131,7 @@ class OllamaEmbeddingsRequest(msgspec.Struct, kw_only=True):
 
 
 class OllamaShowRequest(msgspec.Struct, kw_only=True):
-    """The model that is asked about; `name` is its older form."""
+    """The requested model; `name` is its older form."""
 
     model: str | None = None
     name: str | None = None
@@ -147,7 +147,7 @@ RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 def parse(
     raw: dict[str, Any], kind: type[RequestT], passive: Mapping[str, fields.Accepts], *, ignore: bool = False
 ) -> tuple[RequestT, list[str]]:
-    """Checks a request of this kind, of which `passive` is the table of fields without effect.
+    """Check a request of this kind, of which `passive` is the table of fields without effect.
 
     Also returns the unknown options, which are left out with `ignore`. Ranges are checked when it is a chat request.
 
@@ -168,7 +168,7 @@ def parse(
 
 
 def check_generate(request: OllamaGenerateRequest) -> None:
-    """Checks what goes together.
+    """Check what goes together.
 
     Raises:
         InvalidArgument: naming the field.

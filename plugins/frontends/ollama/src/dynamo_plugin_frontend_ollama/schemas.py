@@ -1,4 +1,4 @@
-"""What the routes of Ollama's API answer with, for the description of the API. Durations are in nanoseconds."""
+"""The response schemas of Ollama's API, for the OpenAPI description. Durations are in nanoseconds."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class OllamaVector(msgspec.Struct):
 
 
 class OllamaModels(msgspec.Struct):
-    """Models that are served, or that can be asked now."""
+    """The served models."""
 
     models: list[dict[str, Any]]
 
 
 class OllamaShown(msgspec.Struct):
-    """What is known of a model."""
+    """The facts of a model."""
 
     modified_at: str
     modelfile: str

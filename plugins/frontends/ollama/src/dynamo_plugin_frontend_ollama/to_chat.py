@@ -37,7 +37,7 @@ _NOTHING = [{"role": "user", "content": ""}]
 
 
 def chat_of_messages(request: OllamaChatRequest) -> dict[str, Any]:
-    """The body of the chat request that asks for the same."""
+    """Return the body of the chat request that asks for the same."""
     chat = _asked(request) | {"messages": _messages(request.messages or ()) or _NOTHING}
     if request.tools:
         chat["tools"] = [{"type": FUNCTION, **tool} for tool in request.tools]
@@ -48,21 +48,21 @@ def chat_of_messages(request: OllamaChatRequest) -> dict[str, Any]:
 
 
 def chat_of_prompt(request: OllamaGenerateRequest) -> dict[str, Any]:
-    """The body of the chat request that asks for the same: the prompt is what a user says."""
+    """Return the body of the chat request that asks for the same: the prompt is what a user says."""
     messages = [] if not request.system else [{"role": "system", "content": request.system}]
     user = {"role": "user", "content": _content(request.prompt or "", request.images)}
     return _thinking(_asked(request) | {"messages": [*messages, user]}, request)
 
 
 def completion_of_prompt(request: OllamaGenerateRequest) -> dict[str, Any]:
-    """The body of the text completion that asks for the same, where there is no chat template."""
+    """Return the body of the text completion that asks for the same, where there is no chat template."""
     if request.images:
         raise invalid("a prompt without a chat template has no images", "images")
     return _asked(request) | {"prompt": "\n".join(filter(None, (request.system, request.prompt)))}
 
 
 def _asked(request: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
-    """What both kinds of request ask for."""
+    """Return what both kinds of request ask for."""
     asked: dict[str, Any] = {"model": request.model, **_sampling(request.options or OllamaOptions())}
     if request.stream is not False:
         # The last line tells the usage.
@@ -90,7 +90,7 @@ def _sampling(options: OllamaOptions) -> dict[str, Any]:
 
 
 def _thinking(chat: dict[str, Any], request: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
-    """The wish as variables of templates, which engines that take text understand, too."""
+    """Return the wish as variables of templates, which engines that take text understand, too."""
     if request.think is not None:
         chat["chat_template_kwargs"] = {"enable_thinking": request.think is not False}
         if isinstance(request.think, str):
@@ -99,7 +99,7 @@ def _thinking(chat: dict[str, Any], request: OllamaChatRequest | OllamaGenerateR
 
 
 def _messages(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Messages with ids of calls: results name the tool only, and answer its calls in their order."""
+    """Return messages with ids of calls: results name the tool only, and answer its calls in their order."""
     ids = _Ids()
     return [_message(message, ids) for message in messages]
 
@@ -132,13 +132,13 @@ class _Ids:
         self._open: list[tuple[str, str]] = []
 
     def called(self, call: OllamaCall) -> str:
-        """The id of a call."""
+        """Return the id of a call."""
         found = call.id or self._new()
         self._open.append((found, call.function.name))
         return found
 
     def answered(self, message: OllamaMessage) -> str:
-        """The id of the call that a message gives the result of."""
+        """Return the id of the call that a message gives the result of."""
         for one in self._open:
             if message.tool_call_id in (None, "", one[0]) and message.tool_name in (None, "", one[1]):
                 self._open.remove(one)
@@ -151,7 +151,7 @@ class _Ids:
 
 
 def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
-    """Pictures become parts, which only engines that take the client's body know."""
+    """Return pictures become parts, which only engines that take the client's body know."""
     if not images:
         return text
     urls = [f"data:image/{_PICTURES.get(image[:4], 'png')};base64,{image}" for image in images]

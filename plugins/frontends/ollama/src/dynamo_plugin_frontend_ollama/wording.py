@@ -1,4 +1,4 @@
-"""What all routes of Ollama's API have in common: how bodies are read, models are named, and errors are told."""
+"""The shared conventions of Ollama's routes: body parsing, model names, and error bodies."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Wording(ModelEndpoint[ParsedT]):
     ERROR = OllamaError
 
     async def read(self, http: web.Request) -> Body:
-        """The body, of whatever content type."""
+        """Return the body, of whatever content type."""
         return await body_of(http)
 
     def find(self, name: object, principal: Principal) -> ServedModel | DynamoError:
-        """The model that a body names, with the tag that every model has or without it."""
+        """Return the model that a body names, with the tag that every model has or without it."""
         found = super().find(name, principal)
         if isinstance(found, DynamoError) and isinstance(name, str):
             other = super().find(other_name(name), principal)
@@ -38,30 +38,33 @@ class Wording(ModelEndpoint[ParsedT]):
         return found
 
     def not_found(self, name: str, served: str) -> str:
-        """What is said of a model that is not there."""
+        """Return what is said of a model that is not there."""
         return missing(name)
 
     def respond_error(self, problem: Problem) -> web.Response:
-        """An error as an answer of its own."""
+        """Return an error as an answer of its own."""
         return respond_error(problem)
 
     def last_event(self, exchange: Exchange, problem: Problem, error: Exception) -> bytes:
-        """The line that ends a stream which broke."""
+        """Return the line that ends a stream which broke."""
         return error_body(problem) + b"\n"
 
 
 async def body_of(http: web.Request) -> Body:
-    """The body of a request. Programs, `curl` among them, send any content type; pages of other sites must not."""
+    """Return the body of a request.
+
+    Programs, `curl` among them, send any content type; pages of other sites must not.
+    """
     return await read_body(http, typed="Origin" in http.headers)
 
 
 def other_name(name: str) -> str:
-    """The same name with the tag ``latest``, or without it."""
+    """Return the same name with the tag ``latest``, or without it."""
     return name.removesuffix(_LATEST) if name.endswith(_LATEST) else name + _LATEST
 
 
 def missing(name: str) -> str:
-    """What is said of a model that is not there."""
+    """Return what is said of a model that is not there."""
     return f"model '{name}' not found"
 
 
@@ -70,7 +73,7 @@ class _Body(msgspec.Struct):
 
 
 def error_body(problem: Problem) -> bytes:
-    """``{"error": message}``. The message names the field: there is no key."""
+    """Return ``{"error": message}``. The message names the field: there is no key."""
     message = problem.message
     if problem.param is not None and problem.param not in message:
         message = f"{problem.param}: {message}"
@@ -82,5 +85,5 @@ def error_body(problem: Problem) -> bytes:
 
 
 def respond_error(problem: Problem) -> web.Response:
-    """An error as an answer of its own."""
+    """Return an error as an answer of its own."""
     return error_response(problem, error_body(problem))

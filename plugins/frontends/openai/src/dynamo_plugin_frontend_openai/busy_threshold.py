@@ -1,4 +1,4 @@
-"""``/busy_threshold``: when workers are busy, looked at and changed at run time. For operators."""
+"""``/busy_threshold``: read and change the busy thresholds at run time. For operators."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ARM = "Busy thresholds are not in use: start with --admission-control token-cap
 
 
 class ThresholdRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a model's thresholds shall be. What is left out stays as it is, null switches a threshold off."""
+    """New thresholds of a model. Absent fields stay as they are, null switches a threshold off."""
 
     model: Annotated[str, msgspec.Meta(max_length=256)]
     active_decode_blocks_threshold: float | UnsetType | None = UNSET
@@ -45,7 +45,7 @@ class ThresholdRequest(msgspec.Struct, forbid_unknown_fields=True):
     active_prefill_tokens_threshold_frac: float | UnsetType | None = UNSET
 
     def changes(self) -> dict[str, Any]:
-        """What is not left out."""
+        """Return what is not left out."""
         given = {name: getattr(self, name) for name in THRESHOLDS}
         return {name: value for name, value in given.items() if value is not UNSET}
 
@@ -60,13 +60,13 @@ class ThresholdEntry(msgspec.Struct):
 
 
 class ThresholdList(msgspec.Struct):
-    """Those of all models that have any."""
+    """The thresholds of all models that have any."""
 
     thresholds: list[ThresholdEntry]
 
 
 class PlainError(msgspec.Struct):
-    """What is wrong, in words."""
+    """An error as text."""
 
     error: str
 
@@ -82,7 +82,7 @@ class BusyThresholds:
         self._control = control
 
     def routes(self) -> Iterable[HttpRoute]:
-        """All of them, on the operators' listener."""
+        """Return all of them, on the operators' listener."""
         admin = ListenerName.ADMIN
         return [
             HttpRoute(method, path, handler, summary, admin, respond_error)
@@ -94,7 +94,7 @@ class BusyThresholds:
         ]
 
     async def list(self, http: web.Request) -> web.Response:
-        """The thresholds of all models that have any; none where no admission plugin goes by them."""
+        """Return the thresholds of all models that have any; none where no admission plugin goes by them."""
         found: list[dict[str, Any]] = []
         if self._control.armed:
             touched = set(self._control.changed_models())
@@ -105,7 +105,7 @@ class BusyThresholds:
         return _json({"thresholds": found})
 
     async def post(self, http: web.Request) -> web.Response:
-        """Sets some thresholds of a model, or none: then it tells them."""
+        """Set some thresholds of a model, or none: then it tells them."""
         asked = await _read(http)
         changes = asked.changes()
         try:
@@ -121,7 +121,7 @@ class BusyThresholds:
         return _json(_whole(asked.model, own or self._control.of(asked.model)))
 
     async def delete(self, http: web.Request) -> web.Response:
-        """Takes back what was set for a model, which need not be there any more."""
+        """Take back what was set for a model, which need not be there any more."""
         model = http.match_info["model"]
         self._check_armed()
         return _json(_whole(model, await _written(self._control.reset(model))))
@@ -145,7 +145,7 @@ async def _read(http: web.Request) -> ThresholdRequest:
 
 
 async def _written(change: Any) -> Thresholds:
-    """What a change of the store gives, or why it could not be made."""
+    """Return what a change of the store gives, or why it could not be made."""
     try:
         async with asyncio.timeout(DEADLINE):
             thresholds: Thresholds = await change
@@ -157,7 +157,7 @@ async def _written(change: Any) -> Thresholds:
 
 
 def _entry(model: str, own: Thresholds) -> dict[str, Any]:
-    """As a list shows a model: the fraction only where it is set."""
+    """Return a model as a list shows it: the fraction only where it is set."""
     entry = _whole(model, own)
     if entry[_FRACTION] is None:
         del entry[_FRACTION]
@@ -174,5 +174,5 @@ def _json(value: dict[str, Any]) -> web.Response:
 
 
 def respond_error(problem: Problem) -> web.Response:
-    """An error as these routes word it."""
+    """Return an error as these routes word it."""
     return error_response(problem, msgspec.json.encode(PlainError(problem.message)))

@@ -25,7 +25,7 @@ class ParsedChatCompletion(ParsedChat):
     """A checked request of chat completions."""
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:
-        """Chat chunks and bodies."""
+        """Return chat chunks and bodies."""
         wanted = self.chat.alternatives is not None
         renderer = ChatRenderer(identity, self.chat.choices * len(prompts), model.tokenizer, logprobs=wanted)
         return self.with_tokens(renderer, prompts, model, beside=True)
@@ -41,5 +41,5 @@ class ChatEndpoint(ConversationEndpoint[ParsedChatCompletion]):
     ID_PREFIX = "chatcmpl-"
 
     def check(self, raw: dict[str, Any]) -> ParsedChatCompletion:
-        """Checks a chat body."""
+        """Check a chat body."""
         return ParsedChatCompletion(raw, self._chats)

@@ -31,16 +31,16 @@ class ParsedCompletion(ParsedRequest):
         super().__init__(raw, checked.request, checked.refusal)
 
     def body_of_one(self, prompt: int, choice: int) -> dict[str, Any]:
-        """The body that asks for one answer to one of the prompts."""
+        """Return the body that asks for one answer to one of the prompts."""
         return super().body_of_one(prompt, choice) | {"prompt": self._inputs[prompt]}
 
     async def prompts(self, model: ServedModel) -> list[Prompt]:
-        """Each prompt of the batch."""
+        """Return each prompt of the batch."""
         special = self.completion.add_special_tokens is not False
         return await text_prompts(self._inputs, model, "prompt", add_special_tokens=special)
 
     def kept(self, collected: Sequence[Collected], model: ServedModel) -> Sequence[Collected]:
-        """The best answers to each prompt: those whose tokens are the likeliest on average.
+        """Return the best answers to each prompt: those whose tokens are the likeliest on average.
 
         Raises:
             NotSupported: the engine does not say how likely its tokens are.
@@ -60,7 +60,7 @@ class ParsedCompletion(ParsedRequest):
         return best
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> Renderer:
-        """Completion chunks and bodies."""
+        """Return completion chunks and bodies."""
         echoes: list[str] = []
         for prompt in prompts:
             # An engine that takes text was given the wish and repeats the prompt itself.
@@ -73,7 +73,7 @@ class ParsedCompletion(ParsedRequest):
 
 
 def _likelihood(item: Collected) -> float:
-    """The mean log-probability of its tokens."""
+    """Return the mean log-probability of its tokens."""
     return item.likelihood / item.scored if item.scored else -math.inf
 
 
@@ -87,5 +87,5 @@ class CompletionEndpoint(GenerationEndpoint[ParsedCompletion]):
     ID_PREFIX = "cmpl-"
 
     def check(self, raw: dict[str, Any]) -> ParsedCompletion:
-        """Checks a completion body."""
+        """Check a completion body."""
         return ParsedCompletion(raw)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 
 class OpenAIConfig(GenerationConfig):
-    """Where the routes are."""
+    """The address of the routes."""
 
     chat_path: Path = Field(default="/v1/chat/completions", description="Path of chat completions.")
     completions_path: Path = Field(default="/v1/completions", description="Path of text completions.")

@@ -44,7 +44,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
 
 def parse_embedding(raw: dict[str, Any]) -> tuple[EmbeddingRequest, list[PromptInput]]:
-    """Checks an embedding request as far as no model is needed for it; also gives its inputs.
+    """Check an embedding request as far as no model is needed for it; also gives its inputs.
 
     Raises:
         InvalidArgument: naming the field.
@@ -112,11 +112,11 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
     USER = end_user.USER
 
     def check(self, raw: dict[str, Any]) -> ParsedEmbedding:
-        """Checks an embedding body."""
+        """Check an embedding body."""
         return ParsedEmbedding(*parse_embedding(raw))
 
     def check_model(self, model: ServedModel) -> None:
-        """Checks that the engine makes embeddings; the capability counts, whatever else the card says.
+        """Check that the engine makes embeddings; the capability counts, whatever else the card says.
 
         Raises:
             NotSupported: it does not.
@@ -125,7 +125,7 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
             raise NotSupported(f"Model {model.name!r} does not make embeddings")
 
     async def serve(self, exchange: Exchange, parsed: ParsedEmbedding) -> web.StreamResponse:
-        """Answers with one vector per input."""
+        """Return answers with one vector per input."""
         model, request = exchange.model, parsed.request
         model.precheck(exchange.principal)
         prompts = await text_prompts(parsed.inputs, model, "input")
@@ -159,7 +159,7 @@ def _body(vectors: Sequence[Sequence[float]], more: dict[str, Any], packed: bool
 
 
 def pack(vector: Sequence[float]) -> str:
-    """A vector as little-endian 32-bit floats in base64."""
+    """Return a vector as little-endian 32-bit floats in base64."""
     data = array("f", vector)
     if byteorder == "big":
         data.byteswap()

@@ -1,4 +1,4 @@
-"""`OpenAIFrontend`: the routes and what stands behind them."""
+"""`OpenAIFrontend`: the routes of the OpenAI API and their parts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _KEPT = 4096
 
 
 class _Known(dict[int, tuple[bytes, bytes]]):
-    """What a token contributes to the JSON of any position, made when it is first needed."""
+    """A token's part of the JSON of any position, made on first use."""
 
     def __init__(self, make: Callable[[int], tuple[bytes, bytes]]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class ChatLogprobs:
         self._known = _Known(self._around)
 
     def fields(self, scored: Scored) -> dict[str, bytes]:
-        """By name, the values of the lists of the `logprobs` object, joined."""
+        """Return the values of the lists of the `logprobs` object by name, joined."""
         return {"content": self.field("content", scored)}
 
     def field(self, name: str, scored: Scored) -> bytes:
@@ -59,11 +59,11 @@ class ChatLogprobs:
         return b",".join(entries)
 
     def ready(self, scores: Mapping[str, Any]) -> dict[str, bytes]:
-        """The same of an object that an engine has made."""
+        """Return the same of an object that an engine has made."""
         return {"content": joined(scores.get("content") or ())}
 
     def render(self, scored: Scored) -> bytes:
-        """The `logprobs` object of these tokens."""
+        """Return the `logprobs` object of these tokens."""
         return b'{"content":[%b],"refusal":null}' % self.field("content", scored)
 
     def _around(self, token_id: int) -> tuple[bytes, bytes]:
@@ -73,9 +73,9 @@ class ChatLogprobs:
 
 
 class CompletionLogprobs:
-    """The shape of text completions: parallel lists. `text_offset` counts characters of the choice's text.
+    r"""The shape of text completions: parallel lists. `text_offset` counts characters of the choice's text.
 
-    A token that is only part of a character is shown as ``bytes:\\xe2\\x82``, as in the original API: alternatives are
+    A token that is only part of a character is shown as ``bytes:\xe2\x82``, as in the original API: alternatives are
     told by their texts, which must differ.
     """
 
@@ -87,7 +87,7 @@ class CompletionLogprobs:
         self._known = _Known(self._texts)
 
     def fields(self, scored: Scored) -> dict[str, bytes]:
-        """By name, the values of the lists of the `logprobs` object, joined."""
+        """Return the values of the lists of the `logprobs` object by name, joined."""
         return {name: self.field(name, scored) for name in _LISTS}
 
     def field(self, name: str, scored: Scored) -> bytes:
@@ -103,11 +103,11 @@ class CompletionLogprobs:
                 return encode(list(scored.offsets))[1:-1]
 
     def ready(self, scores: Mapping[str, Any]) -> dict[str, bytes]:
-        """The same of an object that an engine has made."""
+        """Return the same of an object that an engine has made."""
         return {name: joined(values or ()) for name, values in scores.items()}
 
     def render(self, scored: Scored) -> bytes:
-        """The `logprobs` object of these tokens."""
+        """Return the `logprobs` object of these tokens."""
         return b'{"tokens":[%b],"token_logprobs":%b,"top_logprobs":[%b],"text_offset":%b}' % (
             self._tokens(scored),
             encode(scored.log_probs),
@@ -139,5 +139,5 @@ class CompletionLogprobs:
 
 
 def joined(values: Iterable[Any]) -> bytes:
-    """Values as in a list of JSON, without its brackets."""
+    """Return values as in a list of JSON, without its brackets."""
     return encode(list(values))[1:-1]

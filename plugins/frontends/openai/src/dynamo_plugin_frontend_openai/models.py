@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ModelLists:
-    """Shows what is served now."""
+    """The routes that list the served models."""
 
     def __init__(self, models: ModelDirectory, owner: str | None = None) -> None:
         """`owner` is whose all models are; without it each belongs to the namespace of its workers."""
@@ -26,7 +26,7 @@ class ModelLists:
         self._owner = owner
 
     def _list(self, http: web.Request) -> list[ServedModel]:
-        """The models that the caller may know of."""
+        """Return the models that the caller may know of."""
         principal = principal_of(http)
         return [model for model in self._models.list() if principal.allows(model.name)]
 
@@ -35,12 +35,12 @@ class ModelLists:
         return {"id": model.name, "object": "model", "created": created, "owned_by": owner}
 
     async def openai(self, http: web.Request) -> web.Response:
-        """All models in the form of the OpenAI API."""
+        """Return all models in the form of the OpenAI API."""
         created = int(time.time())
         return _json({"object": "list", "data": [self._entry(model, created) for model in self._list(http)]})
 
     async def one(self, http: web.Request) -> web.Response:
-        """One model in the form of the OpenAI API. Its name may hold slashes."""
+        """Return one model in the form of the OpenAI API. Its name may hold slashes."""
         name = http.match_info["id"]
         for model in self._list(http):
             if model.name == name:
@@ -48,7 +48,7 @@ class ModelLists:
         raise ModelNotFound(f"Model not found: '{shown(name)}'")
 
     async def ready(self, http: web.Request) -> web.Response:
-        """Whether a model can be asked now: 200 or 503, and if not, what is missing."""
+        """Return whether a model can be asked now: 200 or 503, and if not, what is missing."""
         name = http.match_info["id"]
         try:
             # What a key is not for is as good as not there.
@@ -62,7 +62,7 @@ class ModelLists:
         return _json(_readiness(name, reason, missing), ready=not missing)
 
     async def extended(self, http: web.Request) -> web.Response:
-        """All models by what they can be asked for, and what is public about each."""
+        """Return all models by what they can be asked for, and what is public about each."""
         models = self._list(http)
         return _json(
             {

@@ -41,15 +41,15 @@ class ChatRenderer:
         self._text_tail = b'"}' + self._tail
 
     def opening(self, choice: Choice) -> bytes:
-        """The delta that names the role."""
+        """Return the delta that names the role."""
         return b'%b{"role":"assistant"}%b' % (self._prefixes[choice.index], self._tail)
 
     def around(self, choice: Choice) -> tuple[bytes, bytes]:
-        """What stands around the text of a delta."""
+        """Return what stands around the text of a delta."""
         return self._texts[choice.index], self._text_tail
 
     def piece(self, piece: Piece) -> bytes:
-        """A delta with content, or the one that the engine made."""
+        """Return a delta with content, or the one that the engine made."""
         choice, text, scored, delta, _, parsed, logprobs, _ = piece
         if parsed is not None:
             return self._parsed(choice, parsed, scored)
@@ -71,7 +71,10 @@ class ChatRenderer:
         return self._texts[choice.index] + encode(text)[1:-1] + self._text_tail if text else b""
 
     def _parsed(self, choice: Choice, deltas: Sequence[ParserDelta], scored: Scored | None) -> bytes:
-        """A chunk for each delta; the first has the scores of all, which an empty one has if there is no other."""
+        """Return a chunk for each delta.
+
+        The first has the scores of all, which an empty one has if there is no other.
+        """
         prefix, tail = self._prefixes[choice.index], self._tail
         bodies = [_delta(delta) for delta in deltas]
         if scored is None or self._logprobs is None:
@@ -82,7 +85,7 @@ class ChatRenderer:
         return b"".join([chunk, *(prefix + body + tail for body in others)])
 
     def finish(self, choice: Choice) -> bytes:
-        """An empty delta with the reason."""
+        """Return an empty delta with the reason."""
         verdict = b"" if choice.verdict is None else b',"structured_output":%b' % encode(choice.verdict)
         return b'%b{}%b,"finish_reason":"%b"%b}]}\n\n' % (
             self._prefixes[choice.index],
@@ -92,15 +95,15 @@ class ChatRenderer:
         )
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The last chunk, without choices."""
+        """Return the last chunk, without choices."""
         return usage_chunk(self._head, usage)
 
     def extension(self, values: dict[str, Any]) -> bytes:
-        """A chunk without choices whose `nvext` holds annotations."""
+        """Return a chunk without choices whose `nvext` holds annotations."""
         return extension_chunk(self._head, values)
 
     def add(self, collected: Collected, piece: Piece) -> int:
-        """Adds a piece to the message of its choice. Gives about how many bytes that takes."""
+        """Add a piece to the message of its choice. Give about how many bytes that takes."""
         if piece.parsed is None and piece.delta is None:
             collected.parts.append(piece.text)
             size = PIECE + len(piece.text)
@@ -118,7 +121,7 @@ class ChatRenderer:
         return size
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> Pieces:
-        """The whole answer as JSON, in pieces."""
+        """Return the whole answer as JSON, in pieces."""
         choices = [self._choice(item) for item in collected]
         whole = self._identity.of("chat.completion") | {"choices": choices, "usage": usage}
         # A chat has one prompt, which all of its choices share.
@@ -141,7 +144,7 @@ class ChatRenderer:
 
 
 def _delta(delta: ParserDelta) -> bytes:
-    """A delta in the form of the API."""
+    """Return a delta in the form of the API."""
     match delta:
         case ContentDelta(text):
             return b'{"content":%b}' % encode(text)
@@ -155,7 +158,10 @@ def _delta(delta: ParserDelta) -> bytes:
 
 
 def _parsed_message(deltas: Sequence[ParserDelta]) -> dict[str, Any]:
-    """What the deltas of a whole answer make. Beside calls, content that is empty is null, as in the original API."""
+    """Return what the deltas of a whole answer make.
+
+    Beside calls, content that is empty is null, as in the original API.
+    """
     content: list[str] = []
     reasoning: list[str] = []
     calls: list[tuple[ToolCallStart, list[str]]] = []
@@ -193,7 +199,7 @@ def _message(item: Collected) -> dict[str, Any]:
 
 
 def _fold(into: dict[str, Any], name: str, value: Any) -> None:
-    """Adds a piece of a field to what there is of it: texts are joined, objects and indexed lists piece by piece."""
+    """Add a piece of a field to what there is of it: texts are joined, objects and indexed lists piece by piece."""
     known = into.get(name)
     if known is None or value is None:
         if value is not None:

@@ -43,16 +43,16 @@ class CompletionRenderer:
         self._text_tails = [tail + b'null,"finish_reason":null}]}\n\n' for tail in self._tails]
 
     def opening(self, choice: Choice) -> bytes:
-        """The prompt, if it is to be repeated."""
+        """Return the prompt, if it is to be repeated."""
         echo = self._echoes[choice.index]
         return self._prefix + encode(echo)[1:-1] + self._text_tails[choice.index] if echo else b""
 
     def around(self, choice: Choice) -> tuple[bytes, bytes]:
-        """What stands around a text."""
+        """Return what stands around a text."""
         return self._prefix, self._text_tails[choice.index]
 
     def piece(self, piece: Piece) -> bytes:
-        """A piece of text. A ready delta has the form of chat; here its text counts."""
+        """Return a piece of text. A ready delta has the form of chat; here its text counts."""
         index, text = piece.choice.index, piece.text
         scores = None
         if self._logprobs is not None:
@@ -70,20 +70,20 @@ class CompletionRenderer:
         return self._prefix + encode(text)[1:-1] + self._text_tails[index] if text else b""
 
     def finish(self, choice: Choice) -> bytes:
-        """An empty text with the reason."""
+        """Return an empty text with the reason."""
         reason = (choice.finish_reason or "stop").encode()
         return b'%b%bnull,"finish_reason":"%b"}]}\n\n' % (self._prefix, self._tails[choice.index], reason)
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The last chunk, without choices."""
+        """Return the last chunk, without choices."""
         return usage_chunk(self._head, usage)
 
     def extension(self, values: dict[str, Any]) -> bytes:
-        """A chunk without choices whose `nvext` holds annotations."""
+        """Return a chunk without choices whose `nvext` holds annotations."""
         return extension_chunk(self._head, values)
 
     def add(self, collected: Collected, piece: Piece) -> int:
-        """Adds a piece to the text of its choice. Gives about how many bytes that takes."""
+        """Add a piece to the text of its choice. Give about how many bytes that takes."""
         if piece.text:
             collected.parts.append(piece.text)
         size = weight(piece)
@@ -97,7 +97,7 @@ class CompletionRenderer:
         return size
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> Pieces:
-        """The whole answer as JSON, in pieces."""
+        """Return the whole answer as JSON, in pieces."""
         choices = [self._choice(item) for item in collected]
         whole = self._identity.of(_KIND) | {"choices": choices, "usage": usage}
         if nvext is not None:

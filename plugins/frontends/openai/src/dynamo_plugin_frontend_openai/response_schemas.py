@@ -1,4 +1,4 @@
-"""What the routes answer with, for the description of the API.
+"""The response schemas of the routes, for the OpenAPI description.
 
 Answers are made by hand, as that is what they cost least by; these types are not used to make them. A test holds the
 two together: what the routes answer is compared with the description.
@@ -17,7 +17,7 @@ FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filte
 
 
 class TokenUsage(msgspec.Struct):
-    """How many tokens a request took, over all choices."""
+    """The token usage of a request, over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -114,7 +114,7 @@ class ModelList(msgspec.Struct):
 
 
 class ModelReadiness(msgspec.Struct):
-    """Whether a model can be asked, and if not, why and which roles have no worker."""
+    """Whether a model can serve, and if not, the reason and the roles without a worker."""
 
     model: str
     ready: bool
@@ -123,7 +123,7 @@ class ModelReadiness(msgspec.Struct):
 
 
 class ModelFacts(msgspec.Struct):
-    """What is public about a model."""
+    """The public facts of a model."""
 
     name: str
     ready: bool
@@ -143,7 +143,7 @@ class ModelFacts(msgspec.Struct):
 
 
 class ModelsByUse(msgspec.Struct):
-    """Names of models by what they can be asked for, and the facts of each."""
+    """The names of models by capability, and the facts of each."""
 
     chat_completion_models: list[str]
     completion_models: list[str]

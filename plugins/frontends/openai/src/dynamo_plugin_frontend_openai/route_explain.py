@@ -1,4 +1,4 @@
-"""``POST /route/explain``: where a prompt would go, and why. For operators; nothing is reserved."""
+"""``POST /route/explain``: explain where a prompt would go. For operators; nothing is reserved."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class RouteExplanations:
         self._chats = chats
 
     def routes(self) -> Iterable[HttpRoute]:
-        """It, on the operators' listener."""
+        """Return the route, which is on the operators' listener."""
         return [HttpRoute("POST", PATH, self.post, "Where a prompt would go, and why", ListenerName.ADMIN)]
 
     async def post(self, http: web.Request) -> web.Response:
-        """Overlap, load and cost of every rank, by the role of its worker."""
+        """Return overlap, load and cost of every rank, by the role of its worker."""
         body = await read_body(http)
         model = self._find(body.raw.get("model"))
         # A large body may have as many parts as would hold the event loop.
@@ -56,7 +56,7 @@ class RouteExplanations:
         return web.Response(body=msgspec.json.encode(told), content_type="application/json")
 
     def _find(self, name: object) -> ServedModel:
-        """The model that is named; without a name the only one."""
+        """Return the model that is named; without a name the only one."""
         if name is None:
             served = self._models.list()
             if len(served) == 1:
@@ -69,7 +69,7 @@ class RouteExplanations:
             raise ModelNotFound(f"Model not found: '{shown(str(name))}'", cause=error) from error
 
     def _parse(self, raw: dict[str, Any], model: ServedModel) -> ParsedRequest:
-        """The checked body.
+        """Return the checked body.
 
         Raises:
             InvalidArgument: naming the field.
@@ -89,7 +89,7 @@ class RouteExplanations:
 
 
 async def _request(parsed: ParsedRequest, model: ServedModel) -> PreprocessedRequest:
-    """What an engine would be asked.
+    """Return what an engine would be asked.
 
     Raises:
         InvalidArgument: naming the field.

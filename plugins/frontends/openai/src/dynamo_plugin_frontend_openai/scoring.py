@@ -1,4 +1,4 @@
-"""``POST /v1/score`` and ``POST /v1/rerank``: how well documents answer queries."""
+"""``POST /v1/score`` and ``POST /v1/rerank``: score documents against queries."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class ParsedRerank(ParsedScoring):
 
 
 def parse_pairs(raw: dict[str, Any]) -> ParsedScoring:
-    """Checks a request for scores as far as no model is needed for it.
+    """Check a request for scores as far as no model is needed for it.
 
     Raises:
         InvalidArgument: naming the field.
@@ -136,7 +136,7 @@ def parse_pairs(raw: dict[str, Any]) -> ParsedScoring:
 
 
 def parse_rerank(raw: dict[str, Any]) -> ParsedRerank:
-    """Checks a request for sorted documents as far as no model is needed for it.
+    """Check a request for sorted documents as far as no model is needed for it.
 
     Raises:
         InvalidArgument: naming the field.
@@ -223,13 +223,13 @@ class RankedList(msgspec.Struct):
 
 
 class _Scoring(ModelEndpoint[ParsedT]):
-    """What both routes do. The model's card calls what they ask for as the engine's capability is called."""
+    """The base of both routes. The model's card names the capability as the engine does."""
 
     PASSIVE = PASSIVE_FIELDS
     USER = end_user.USER
 
     def check_model(self, model: ServedModel) -> None:
-        """Checks that the engine can do it, whatever else the card says.
+        """Check that the engine can do it, whatever else the card says.
 
         Raises:
             NotSupported: it cannot.
@@ -238,7 +238,7 @@ class _Scoring(ModelEndpoint[ParsedT]):
             raise NotSupported(f"Model {model.name!r} does not serve {self.ENDPOINT}")
 
     async def scored(self, exchange: Exchange, parsed: ParsedScoring) -> tuple[ScoreOutput, int]:
-        """One score per document, and how many tokens the texts had."""
+        """Return one score per document, and how many tokens the texts had."""
         model, request = exchange.model, parsed.request
         model.precheck(exchange.principal)
         first, second = (PromptRoom(model, name, answer=0) for name in parsed.names)
@@ -269,7 +269,7 @@ class _Scoring(ModelEndpoint[ParsedT]):
         return output, output.prompt_tokens or len(tokens)
 
     async def answer(self, exchange: Exchange, body: dict[str, Any], tokens: int) -> web.StreamResponse:
-        """Gives the client its answer."""
+        """Give the client its answer."""
         body = {
             "id": f"{self.ENDPOINT}-{exchange.inflight.request_id}",
             "model": exchange.model.name,
@@ -289,11 +289,11 @@ class ScoreEndpoint(_Scoring[ParsedScoring]):
     BODY = PairsRequest
 
     def check(self, raw: dict[str, Any]) -> ParsedScoring:
-        """Checks a body."""
+        """Check a body."""
         return parse_pairs(raw)
 
     async def serve(self, exchange: Exchange, parsed: ParsedScoring) -> web.StreamResponse:
-        """Answers with one score per pair."""
+        """Return answers with one score per pair."""
         output, tokens = await self.scored(exchange, parsed)
         data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(output.scores)]
         return await self.answer(exchange, {"object": "list", "created": int(time.time()), "data": data}, tokens)
@@ -307,7 +307,7 @@ class RerankEndpoint(_Scoring[ParsedRerank]):
     BODY = RerankRequest
 
     async def serve(self, exchange: Exchange, parsed: ParsedRerank) -> web.StreamResponse:
-        """Answers with the documents, the most relevant first; equal ones keep their order."""
+        """Return answers with the documents, the most relevant first; equal ones keep their order."""
         output, tokens = await self.scored(exchange, parsed)
         scores, request = output.scores, parsed.request
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)
@@ -320,5 +320,5 @@ class RerankEndpoint(_Scoring[ParsedRerank]):
         return await self.answer(exchange, {"results": results}, tokens)
 
     def check(self, raw: dict[str, Any]) -> ParsedRerank:
-        """Checks a body."""
+        """Check a body."""
         return parse_rerank(raw)

@@ -1,4 +1,4 @@
-"""``POST /tokenize`` and ``/detokenize``: what a model's tokenizer makes of texts and ids. No worker is asked."""
+"""``POST /tokenize`` and ``/detokenize``: run a model's tokenizer on texts and ids. No worker is asked."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 def parse_tokenize(raw: dict[str, Any]) -> TokenizeRequest:
-    """Checks a request for tokens.
+    """Check a request for tokens.
 
     Raises:
         InvalidArgument: naming the field.
@@ -76,14 +76,14 @@ def parse_tokenize(raw: dict[str, Any]) -> TokenizeRequest:
 
 
 def chat_of_tokenize(request: TokenizeRequest, raw: dict[str, Any]) -> dict[str, Any]:
-    """The body of the chat request whose prompt has these tokens."""
+    """Return the body of the chat request whose prompt has these tokens."""
     chat = {name: raw[name] for name in ("messages", *_OF_CHAT) if raw.get(name) is not None}
     # The name has found its model already, if there is one.
     return {**chat, "model": request.model or "-"}
 
 
 def parse_detokenize(raw: dict[str, Any]) -> DetokenizeRequest:
-    """Checks a request for text.
+    """Check a request for text.
 
     Raises:
         InvalidArgument: naming the field.
@@ -109,12 +109,12 @@ class DetokenizedText(msgspec.Struct):
 
 
 class _OfTokenizer(ModelEndpoint[ParsedT]):
-    """A route that needs the tokenizer of a model only, whatever the model can be asked for."""
+    """A route that needs only the tokenizer of a model, whatever its capabilities."""
 
     MODEL_TYPE: ClassVar[str] = ""
 
     def find(self, name: object, principal: Principal) -> ServedModel | DynamoError:
-        """The model that a body names; without a name the only one, if there is only one."""
+        """Return the model that a body names; without a name the only one, if there is only one."""
         if name is None:
             served = [model for model in self.services.models.list() if principal.allows(model.name)]
             if len(served) == 1:
@@ -124,10 +124,10 @@ class _OfTokenizer(ModelEndpoint[ParsedT]):
         return super().find(name, principal)
 
     def check_model(self, model: ServedModel) -> None:
-        """Every model has a tokenizer; whether it has a chat template shows when one is needed."""
+        """Check that the model has a tokenizer; whether it has a chat template shows when one is needed."""
 
     async def answer(self, exchange: Exchange, body: dict[str, Any]) -> web.StreamResponse:
-        """Gives the client its answer."""
+        """Give the client its answer."""
         response = await self.send(exchange, [encode(body)])
         exchange.inflight.succeed(None)
         return response
@@ -153,14 +153,14 @@ class TokenizeEndpoint(_OfTokenizer[ParsedTokenize]):
         self._chats = chats
 
     def check(self, raw: dict[str, Any]) -> ParsedTokenize:
-        """Checks a body."""
+        """Check a body."""
         request = parse_tokenize(raw)
         if request.messages is None:
             return ParsedTokenize(request, None)
         return ParsedTokenize(request, ParsedChatCompletion(chat_of_tokenize(request, raw), self._chats))
 
     async def serve(self, exchange: Exchange, parsed: ParsedTokenize) -> web.StreamResponse:
-        """Answers with the tokens."""
+        """Return answers with the tokens."""
         model, request = exchange.model, parsed.request
         if parsed.chat is None:
             special = request.add_special_tokens is not False
@@ -187,11 +187,11 @@ class DetokenizeEndpoint(_OfTokenizer[DetokenizeRequest]):
     PASSIVE: ClassVar[Mapping[str, fields.Accepts]] = {}
 
     def check(self, raw: dict[str, Any]) -> DetokenizeRequest:
-        """Checks a body."""
+        """Check a body."""
         return parse_detokenize(raw)
 
     async def serve(self, exchange: Exchange, parsed: DetokenizeRequest) -> web.StreamResponse:
-        """Answers with the text, special tokens and all."""
+        """Return answers with the text, special tokens and all."""
         tokenizer, tokens = exchange.model.tokenizer, parsed.tokens
         size = tokenizer.vocab_size
         unknown = next((index for index, token in enumerate(tokens) if token >= size), None)
@@ -205,14 +205,14 @@ class DetokenizeEndpoint(_OfTokenizer[DetokenizeRequest]):
 
 
 async def _decoded(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """The text; that of very many tokens is made by a thread, so that the loop does not stand still."""
+    """Return the text; that of very many tokens is made by a thread, so that the loop does not stand still."""
     if len(tokens) <= INLINE:
         return tokenizer.decode(tokens, skip_special_tokens=False)
     return await asyncio.to_thread(tokenizer.decode, tokens, skip_special_tokens=False)
 
 
 async def _apart(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Each token as text; bytes that are no text of their own are shown as U+FFFD."""
+    """Return each token as text; bytes that are no text of their own are shown as U+FFFD."""
 
     def make() -> list[str]:
         return [tokenizer.token_bytes(token).decode(errors="replace") for token in tokens]

@@ -14,7 +14,7 @@ DYNAMO_API = 1
 
 @hookimpl
 def dynamo_register_frontends() -> list[type[Frontend]]:
-    """The frontend class; its modules are imported when it is asked for."""
+    """Return the frontend class; its modules are imported when it is asked for."""
     from dynamo_plugin_frontend_responses.frontend import ResponsesFrontend
 
     return [ResponsesFrontend]
@@ -22,7 +22,7 @@ def dynamo_register_frontends() -> list[type[Frontend]]:
 
 @hookimpl
 def dynamo_register_response_stores() -> list[type[ResponseStore]]:
-    """The store that needs nothing but memory."""
+    """Return the store that needs nothing but memory."""
     from dynamo_plugin_frontend_responses.memory_store import MemoryStore
 
     return [MemoryStore]

@@ -12,7 +12,7 @@ MOST_TURNS = 100_000
 
 
 class ResponsesConfig(GenerationConfig):
-    """Where the routes are, and what is kept between requests."""
+    """The address of the routes, and the memory between requests."""
 
     responses_path: Path = Field(default="/v1/responses", description="Path of the Responses API.")
     conversations_path: Path = Field(

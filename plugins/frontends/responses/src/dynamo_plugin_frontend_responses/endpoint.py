@@ -62,7 +62,7 @@ class ParsedResponse(TranslatedRequest):
         self._packs_reasoning = ENCRYPTED_REASONING in (raw.get("include") or ())
 
     def renderer(self, identity: Identity, prompts: Sequence[Prompt], model: ServedModel) -> ResponseRenderer:
-        """Events and bodies of the Responses API."""
+        """Return events and bodies of the Responses API."""
         return ResponseRenderer(identity, self._echo, self._tools.called, packs_reasoning=self._packs_reasoning)
 
 
@@ -79,7 +79,7 @@ class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
     DONE = b""
 
     def check(self, raw: dict[str, Any]) -> ParsedResponse:
-        """Checks a body."""
+        """Check a body."""
         return ParsedResponse(parse_responses(raw, self.BODY, self.PASSIVE), raw, self._chats)
 
     async def _stream(
@@ -97,7 +97,7 @@ class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
         return await super()._stream(exchange, parsed, prompts, renderer, answer)
 
     def _seal(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> Callable[[], Awaitable[bytes]] | None:
-        """What makes the last event of a stream, if something has to be done before it."""
+        """Return what makes the last event of a stream, if something has to be done before it."""
         return None
 
 
@@ -110,12 +110,12 @@ class InputTokensEndpoint(CountingEndpoint):
     ALSO: ClassVar[dict[str, Any]] = {"object": "response.input_tokens"}
 
     def check(self, raw: dict[str, Any]) -> ParsedResponse:
-        """Checks a body."""
+        """Check a body."""
         return ParsedResponse(parse_responses(raw, self.BODY, self.PASSIVE), raw, self._chats)
 
 
 class RememberingResponsesEndpoint(ResponsesEndpoint):
-    """Responses that are stored, and go on from those that were."""
+    """Responses that are stored, and can continue stored ones."""
 
     BODY: ClassVar[type[InputTokensRequest]] = RememberedRequest
     PASSIVE = REMEMBERED_RESPONSES_PASSIVE
@@ -153,7 +153,7 @@ class RememberingResponsesEndpoint(ResponsesEndpoint):
         return [encode(await self._kept(parsed, renderer))]
 
     async def _kept(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> dict[str, Any]:
-        """The whole response, once it is stored; or as the client is told that it is not."""
+        """Return the whole response once it is stored, or with the note that it is not."""
         response = renderer.whole()
         if parsed.recalled is None or await self._responses.keep(parsed.recalled, response):
             return response
@@ -186,7 +186,7 @@ async def _recalling(
     *,
     counts: bool = False,
 ) -> ParsedResponse:
-    """A checked body with what it refers to put before its own input."""
+    """Return a checked body with what it refers to put before its own input."""
     raw = body.raw
 
     def parse(given: dict[str, Any]) -> InputTokensRequest:
@@ -204,7 +204,7 @@ async def _recalling(
 
 
 def _echo(raw: dict[str, Any]) -> dict[str, Any]:
-    """What a response repeats of its request, with what counts where nothing was said."""
+    """Return what a response repeats of its request, with what counts where nothing was said."""
     reasoning = raw.get("reasoning") or {}
     return {
         "background": False,
@@ -229,7 +229,7 @@ def _echo(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stored_echo(raw: dict[str, Any], recalled: Recalled) -> dict[str, Any]:
-    """What a response tells of being stored."""
+    """Return what a response tells of being stored."""
     conversation = recalled.conversation
     return {"store": recalled.stores, "conversation": None if conversation is None else {"id": conversation.id}}
 

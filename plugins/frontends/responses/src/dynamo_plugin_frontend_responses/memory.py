@@ -1,4 +1,4 @@
-"""`ResponseMemory`: what requests of the Responses API refer to, and what becomes of their answers, in a store."""
+"""`ResponseMemory`: earlier responses that requests refer to, and new ones, in a store."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class StoreAway(Unavailable):
 
 @dataclass(slots=True)
 class Recalled:
-    """What a request refers to: the items before its own, and its own with what they name put in their place."""
+    """The resolved references of a request: the earlier items, and its own with references replaced."""
 
     owner: str
     stores: bool
@@ -86,7 +86,7 @@ class Recalled:
 
 
 def owner_of(principal: Principal) -> str:
-    """Whose records those of a caller are: the ids of keys hold no slash."""
+    """Return whose records those of a caller are: the ids of keys hold no slash."""
     return f"{principal.key_id}/{principal.tenant}"
 
 
@@ -109,7 +109,7 @@ class ResponseMemory:
     async def recall(
         self, raw: Mapping[str, Any], principal: Principal, size: int, *, counts: bool = False
     ) -> Recalled:
-        """What a checked body of `size` bytes refers to. One that only `counts` its tokens keeps nothing.
+        """Return what a checked body of `size` bytes refers to. One that only `counts` its tokens keeps nothing.
 
         Raises:
             InvalidArgument: a response, a conversation or an item is not there, or it is more than may be read.
@@ -134,7 +134,7 @@ class ResponseMemory:
         return recalled
 
     async def turn(self, owner: str, id: str) -> Turn:
-        """A response that was stored.
+        """Return a response that was stored.
 
         Raises:
             HttpFault: it is not there.
@@ -142,13 +142,13 @@ class ResponseMemory:
         return (await self._turn(owner, id))[0]
 
     async def input_of(self, owner: str, turn: Turn) -> list[Item]:
-        """What the model was shown for a response, the oldest first, without what is not there any more."""
+        """Return what the model was shown for a response, the oldest first, without what is not there any more."""
         recalled = Recalled(owner, stores=False)
         before = await self._before(recalled, turn, strict=False) or []
         return await self._resolved(recalled, before + turn.input, strict=False)
 
     async def conversation(self, owner: str, id: str) -> Conversation:
-        """A conversation.
+        """Return a conversation.
 
         Raises:
             HttpFault: it is not there.
@@ -156,7 +156,7 @@ class ResponseMemory:
         return (await self._conversation(owner, id))[0]
 
     async def items_of(self, owner: str, id: str) -> list[Item]:
-        """The items of a conversation, the oldest first."""
+        """Return the items of a conversation, the oldest first."""
         recalled = Recalled(owner, stores=False)
         _, items = await self._conversation_items(recalled, id)
         return await self._resolved(recalled, items, strict=False)
@@ -164,8 +164,9 @@ class ResponseMemory:
     # What is written.
 
     async def keep(self, recalled: Recalled, response: dict[str, Any]) -> bool:
-        """Writes a finished response, and its turn of a conversation. Whether it is stored: it may not be, if the
-        policy is to let answers pass.
+        """Write a finished response, and its turn of a conversation.
+
+        Whether it is stored: it may not be, if the policy is to let answers pass.
 
         Raises:
             StoreAway: it could not be written, and the policy is to fail.
@@ -190,11 +191,11 @@ class ResponseMemory:
         return True
 
     async def forget(self, owner: str, keys: Sequence[str]) -> None:
-        """Removes records."""
+        """Remove records."""
         await self._ask("delete", self._store.delete(owner, keys))
 
     async def begin_conversation(self, owner: str, items: Sequence[Item], metadata: dict[str, Any]) -> Conversation:
-        """A new conversation, with items."""
+        """Return a new conversation, with items."""
         name = f"{CONVERSATION_PREFIX}{secrets.token_hex(24)}"
         conversation = Conversation(name, int(time.time()), metadata, batches=1 if items else 0)
         records = {name: encoded(conversation)}
@@ -204,7 +205,7 @@ class ResponseMemory:
         return conversation
 
     async def describe(self, owner: str, id: str, metadata: dict[str, Any]) -> Conversation:
-        """Replaces the notes of a conversation."""
+        """Replace the notes of a conversation."""
 
         async def attempt() -> Conversation | None:
             conversation, data = await self._conversation(owner, id)
@@ -214,11 +215,11 @@ class ResponseMemory:
         return await self._retried(owner, id, attempt)
 
     async def add(self, owner: str, id: str, items: Sequence[Item]) -> list[Item]:
-        """Adds items to a conversation; they come back with their ids."""
+        """Add items to a conversation; they come back with their ids."""
         return await self._append(owner, id, lambda number: with_ids(items, _place(id, number)), {})
 
     async def remove(self, owner: str, id: str, item: str) -> Conversation:
-        """Removes an item from a conversation.
+        """Remove an item from a conversation.
 
         Raises:
             HttpFault: one of the two is not there.
@@ -238,7 +239,7 @@ class ResponseMemory:
         return await self._retried(owner, id, attempt)
 
     async def end_conversation(self, owner: str, id: str) -> None:
-        """Removes a conversation with its items."""
+        """Remove a conversation with its items."""
         conversation, _ = await self._conversation(owner, id)
         await self.forget(owner, [id, *conversation.keys()])
 
@@ -258,7 +259,7 @@ class ResponseMemory:
         recalled.near = [*parent.near, previous] if len(parent.near) < NEAR else [previous]
 
     async def _turn(self, owner: str, id: str) -> tuple[Turn, int]:
-        """A response that was stored, and the size of its record."""
+        """Return a response that was stored, and the size of its record."""
         (data,) = await self._get(owner, [id])
         turn = decoded(Turn, id, data) if id.startswith(ID_PREFIX) else None
         if turn is None or data is None:
@@ -266,7 +267,7 @@ class ResponseMemory:
         return turn, len(data)
 
     async def _before(self, recalled: Recalled, turn: Turn, *, strict: bool = True) -> list[Item] | None:
-        """The items before a turn; None if some are not there any more, unless they may be left out."""
+        """Return the items before a turn; None if some are not there any more, unless they may be left out."""
         chain = await self._ancestors(recalled, turn)
         first = chain[0] if chain else turn
         items: list[Item] = []
@@ -282,7 +283,7 @@ class ResponseMemory:
         return items
 
     async def _ancestors(self, recalled: Recalled, turn: Turn) -> list[Turn | None]:
-        """Those before a turn of a chain, the oldest first; None where one is not there any more."""
+        """Return those before a turn of a chain, the oldest first; None where one is not there any more."""
         chain: list[Turn | None] = []
         near = turn.near
         while near:
@@ -316,7 +317,7 @@ class ResponseMemory:
     async def _append(
         self, owner: str, id: str, make: Callable[[int], list[Item]], more: Mapping[str, bytes]
     ) -> list[Item]:
-        """Adds a batch that `make` makes of its number, and writes `more` with it."""
+        """Add a batch that `make` makes of its number, and write `more` with it."""
 
         async def attempt() -> list[Item] | None:
             conversation, data = await self._conversation(owner, id)
@@ -352,7 +353,7 @@ class ResponseMemory:
             ) from error
 
     async def _resolved(self, recalled: Recalled, items: Sequence[Item], *, strict: bool = True) -> list[Item]:
-        """Items with those in the place of references that are named by them."""
+        """Return items with those in the place of references that are named by them."""
         named = [item["id"] for item in items if is_reference(item)]
         if not named:
             return list(items)
@@ -383,7 +384,7 @@ class ResponseMemory:
             )
 
     async def _load(self, recalled: Recalled, keys: Sequence[str]) -> list[bytes | None]:
-        """Records in steps, as long as they are not more than may be read for one request."""
+        """Return records in steps, as long as they are not more than may be read for one request."""
         found: list[bytes | None] = []
         for at in range(0, len(keys), NEAR):
             step = await self._get(recalled.owner, keys[at : at + NEAR])
@@ -431,7 +432,7 @@ def _place(conversation: str, number: int) -> str:
 
 
 def _fits(keys: Iterable[str]) -> bool:
-    """Whether they can be keys of a store; ids of clients may be anything."""
+    """Return whether they can be keys of a store; ids of clients may be anything."""
     return all(0 < len(key) <= 256 for key in keys)
 
 
@@ -442,6 +443,6 @@ def _no_previous(id: str, why: str = "") -> PreviousResponseNotFound:
 
 
 def response_memory(services: FrontendServices, config: ResponsesConfig) -> ResponseMemory | None:
-    """The memory, if the settings name a store."""
+    """Return the memory, if the settings name a store."""
     store = services.response_store
     return None if store is None else ResponseMemory(store, config, services)

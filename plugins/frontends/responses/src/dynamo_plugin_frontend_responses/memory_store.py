@@ -15,7 +15,7 @@ _OVERHEAD = 256
 
 
 class MemoryStoreConfig(PluginConfig):
-    """How much is kept."""
+    """The limits of the store."""
 
     max_mb: int = Field(default=256, ge=1, description="MB that all records may take together.")
     max_records: int = Field(default=100_000, ge=1, description="Records that are kept at the most.")
@@ -110,7 +110,7 @@ class MemoryStore(ResponseStore):
             self._forget(owner, key)
 
     async def aclose(self) -> None:
-        """Forgets everything."""
+        """Forget everything."""
         self._owners.clear()
         self._size = self._count = 0
 

@@ -1,4 +1,4 @@
-"""What a response store holds for this API: records of responses and conversations, and the items inside them.
+"""The records of this API in a response store: responses, conversations, and their items.
 
 The id of an item names the record that holds it, so that an item can be found by its id alone: the items of response
 ``resp_X`` are ``msg_X-0``, ``fc_X-1`` and so on, those of its input ``msg_X-i0``; those that were put into conversation
@@ -32,7 +32,7 @@ Batches = Annotated[int, msgspec.Meta(ge=0, le=MOST_TURNS)]
 
 
 class Turn(msgspec.Struct, omit_defaults=True):
-    """A response, and what the client has sent for it. `near` are ancestors, the oldest first, the last its parent.
+    """A response, and the client's input for it. `near` are ancestors, the oldest first, the last its parent.
 
     The first of a full `near` names those before it: so a chain is kept in space that grows as the chain does. A turn
     of a conversation has no ancestors: `batches` says how much of the conversation came before it.
@@ -50,7 +50,7 @@ class Turn(msgspec.Struct, omit_defaults=True):
             raise ValueError("the output of the response is no list of items")
 
     def items(self) -> list[Item]:
-        """What the turn adds to a conversation."""
+        """Return what the turn adds to a conversation."""
         return [*self.input, *self.response["output"]]
 
 
@@ -63,7 +63,7 @@ class Conversation(msgspec.Struct):
     batches: Batches = 0
 
     def told(self) -> dict[str, Any]:
-        """The conversation as clients see it."""
+        """Return the conversation as clients see it."""
         return {
             "id": self.id,
             "object": "conversation",
@@ -72,7 +72,7 @@ class Conversation(msgspec.Struct):
         }
 
     def keys(self) -> list[str]:
-        """The keys of its batches, the oldest first."""
+        """Return the keys of its batches, the oldest first."""
         return [batch_key(self.id, number) for number in range(self.batches)]
 
 
@@ -91,12 +91,12 @@ _encoder = msgspec.json.Encoder()
 
 
 def encoded(record: Turn | Conversation | Batch) -> bytes:
-    """The record as a store keeps it."""
+    """Return the record as a store keeps it."""
     return _encoder.encode(record)
 
 
 def decoded(kind: type[RecordT], key: str, data: bytes | None) -> RecordT | None:
-    """A record; None if there is none, or what there is cannot be read, as after a change of its form."""
+    """Return a record; None if there is none, or what there is cannot be read, as after a change of its form."""
     if data is None:
         return None
     try:
@@ -108,18 +108,18 @@ def decoded(kind: type[RecordT], key: str, data: bytes | None) -> RecordT | None
 
 
 def batch_key(conversation: str, number: int) -> str:
-    """The key of a batch."""
+    """Return the key of a batch."""
     return f"{conversation}.{number}"
 
 
 def record_of_item(id: str) -> str:
-    """The key of the record that holds an item; of an id that is not ours, one that no record has."""
+    """Return the key of the record that holds an item; of an id that is not ours, one that no record has."""
     place = id.partition("_")[2].rpartition("-")[0]
     return f"{CONVERSATION_PREFIX if '.' in place else ID_PREFIX}{place}"
 
 
 def items_of_record(key: str, data: bytes | None) -> Sequence[Item]:
-    """The items that a record holds."""
+    """Return the items that a record holds."""
     if key.startswith(CONVERSATION_PREFIX):
         batch = decoded(Batch, key, data)
         return () if batch is None else batch.items
@@ -128,7 +128,7 @@ def items_of_record(key: str, data: bytes | None) -> Sequence[Item]:
 
 
 def is_reference(item: Any) -> bool:
-    """Whether an item only names another one."""
+    """Return whether an item only names another one."""
     if not isinstance(item, dict):
         return False
     kind = item.get("type")
@@ -136,12 +136,15 @@ def is_reference(item: Any) -> bool:
 
 
 def as_items(given: str | Sequence[Item]) -> list[Item]:
-    """An input as a list."""
+    """Return an input as a list."""
     return [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
 
 
 def with_ids(items: Sequence[Item], place: str) -> list[Item]:
-    """Items as they are kept: each has an id, and a message is a list of parts. References stay what they are."""
+    """Return items as they are kept: each has an id, and a message is a list of parts.
+
+    References stay what they are.
+    """
     return [item if is_reference(item) else _kept(item, f"{place}{index}") for index, item in enumerate(items)]
 
 

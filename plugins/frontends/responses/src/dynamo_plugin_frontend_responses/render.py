@@ -50,39 +50,39 @@ class ResponseRenderer(BlockRenderer):
         self._last_status = _IN_PROGRESS
 
     def opening(self, choice: Choice) -> bytes:
-        """The response begins."""
+        """Return the events that begin the response."""
         return self._opened()
 
     def around(self, choice: Choice) -> None:
-        """Nothing stays the same around a text: the events are numbered."""
+        """Return no fields around a text: the events are numbered."""
 
     def finish(self, choice: Choice) -> bytes:
-        """The end of the last item. That of the response comes with the usage."""
+        """Return the end of the last item. That of the response comes with the usage."""
         self._finish(choice)
         return self._written(self._blocks.end())
 
     def usage(self, usage: dict[str, Any]) -> bytes:
-        """The whole response, unless that is sealed."""
+        """Return the whole response, unless that is sealed."""
         self._usage = usage
         return b"" if self.seals else self.sealed(self.whole())
 
     def whole(self) -> dict[str, Any]:
-        """The whole response, once its usage is known."""
+        """Return the whole response, once its usage is known."""
         return self._response(self._usage)
 
     def sealed(self, response: dict[str, Any]) -> bytes:
-        """The event of the whole response."""
+        """Return the event of the whole response."""
         return self._event(f"response.{response['status']}", response=response)
 
     def failed(self, problem: Problem) -> bytes:
-        """The last event of a response that broke."""
+        """Return the last event of a response that broke."""
         begun = b"" if self._count else self._opened()
         response = self._response(None, _FAILED)
         response["error"] = {"code": "server_error", "message": problem.message}
         return begun + self._event("response.failed", response=response)
 
     def body(self, collected: Sequence[Collected], usage: dict[str, Any], nvext: dict[str, Any] | None) -> list[bytes]:
-        """The whole response as JSON."""
+        """Return the whole response as JSON."""
         self._finish(collected[0].choice)
         self._blocks.end()
         self._usage = usage
@@ -99,7 +99,7 @@ class ResponseRenderer(BlockRenderer):
         self._last_status = _ENDED_EARLY if choice.finish_reason in _INCOMPLETE else _COMPLETED
 
     def _response(self, usage: dict[str, Any] | None, status: str | None = None) -> dict[str, Any]:
-        """The response as it is now."""
+        """Return the response as it is now."""
         reason = None if self._choice is None else _INCOMPLETE.get(self._choice.finish_reason or "")
         return {
             "id": self._identity.id,
@@ -151,7 +151,7 @@ class ResponseRenderer(BlockRenderer):
         return done + self._event("response.output_item.done", output_index=block.index, item=self._item(block))
 
     def _called_whole(self, block: Block, text: str) -> bytes:
-        """What comes before the end of the item of a call, `text` being its arguments."""
+        """Return what comes before the end of the item of a call, `text` being its arguments."""
         item = self._shape(block, _IN_PROGRESS, text)
         match item["type"]:
             case "function_call":
@@ -171,7 +171,10 @@ class ResponseRenderer(BlockRenderer):
         return self._event("response.output_item.added", output_index=block.index, item=item)
 
     def _item(self, block: Block) -> dict[str, Any]:
-        """An item as it is now; only the last can still be growing, or have been cut off, but any call can break."""
+        """Return an item as it is now.
+
+        Only the last can still be growing, or have been cut off, but any call can break.
+        """
         last, text = block is self._blocks.all[-1], block.text
         status = self._last_status if last else _COMPLETED
         if status == _COMPLETED and block.call is not None and not is_object(text or "{}"):
@@ -179,7 +182,7 @@ class ResponseRenderer(BlockRenderer):
         return self._shape(block, status, text)
 
     def _shape(self, block: Block, status: str, text: str | None) -> dict[str, Any]:
-        """An item; without `text` as it begins, with no content."""
+        """Return an item; without `text` as it begins, with no content."""
         item: dict[str, Any] = {"id": self._id(block), "status": status}
         call = block.call
         if call is not None:
@@ -191,7 +194,7 @@ class ResponseRenderer(BlockRenderer):
         return item | {"type": "message", "role": "assistant", "content": content}
 
     def _call(self, name: str, text: str | None) -> dict[str, Any]:
-        """The fields of a call of a function: as one of the tool that it stands for, if the arguments fit that tool.
+        """Return the fields of a call of a function: as a call of its tool, if the arguments fit that tool.
 
         `text` is the arguments, None as long as there are none.
         """
@@ -213,14 +216,14 @@ class ResponseRenderer(BlockRenderer):
         return {"type": "function_call", "name": called.name, "arguments": text or "", **namespace}
 
     def _kind(self, block: Block) -> str | None:
-        """The type of the tool that a call is of; None for a part that is no call."""
+        """Return the type of the tool that a call is of; None for a part that is no call."""
         if block.call is None:
             return None
         called = self._called.get(block.call.name)
         return FUNCTION if called is None else called.type
 
     def _id(self, block: Block) -> str:
-        """The request's own id in another form: unlike a random one it is found in the log."""
+        """Return the request's own id in another form: unlike a random one it is found in the log."""
         kind = self._kind(block)
         prefix = _ITEM_PREFIXES[block.kind] if kind is None else _CALL_PREFIXES[kind]
         return f"{prefix}{self._identity.id.removeprefix(ID_PREFIX)}-{block.index}"
@@ -237,7 +240,7 @@ class ResponseRenderer(BlockRenderer):
 
 
 def _object(text: str) -> dict[str, Any]:
-    """The arguments of a call; empty if they are not an object, as when the limit of tokens cut them off."""
+    """Return the arguments of a call; empty if they are not an object, as when the limit of tokens cut them off."""
     try:
         return object_of(text)
     except Unreadable:
@@ -251,7 +254,7 @@ def _part(kind: Kind, text: str) -> dict[str, Any]:
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """What is not known is 0: the API has no place for less."""
+    """Return what is not known is 0: the API has no place for less."""
     reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
     cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
     return {

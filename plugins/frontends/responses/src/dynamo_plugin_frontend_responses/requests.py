@@ -1,4 +1,4 @@
-"""Requests of the Responses API: their fields, and what is wrong with them as far as no model is needed for it."""
+"""Requests of the Responses API: their fields, and the checks that need no model."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ResponsePart(msgspec.Struct, kw_only=True):
 
 
 class ResponseItem(msgspec.Struct, kw_only=True):
-    """An item of the input: a message, a call of an earlier answer, what the call gave, or earlier reasoning."""
+    """An item of the input: a message, a call of an earlier answer, its result, or earlier reasoning."""
 
     type: str | None = None
     id: str | None = None
@@ -126,7 +126,7 @@ class ResponseItem(msgspec.Struct, kw_only=True):
 
 
 class ResponseTextFormat(msgspec.Struct, kw_only=True):
-    """What the text must look like."""
+    """The format of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -143,7 +143,7 @@ class ResponseText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ResponseReasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the reasoning. It is given as it is: of these only the effort has an effect."""
+    """Settings of the reasoning, returned as given: only the effort has an effect."""
 
     effort: str | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -220,7 +220,7 @@ RequestT = TypeVar("RequestT", bound=InputTokensRequest)
 
 
 def parse_responses(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[str, fields.Accepts]) -> RequestT:
-    """Checks a request of this kind, of which `passive` is the table of fields without effect.
+    """Check a request of this kind, of which `passive` is the table of fields without effect.
 
     Ranges are checked when it is a chat request.
 
@@ -249,14 +249,17 @@ def parse_responses(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[
 
 
 def text_of(content: str | list[ResponsePart] | None) -> str:
-    """The text of a content; its parts are lines of one text."""
+    """Return the text of a content; its parts are lines of one text."""
     if isinstance(content, list):
         return "\n".join((part.refusal if part.type == _REFUSAL else part.text) or "" for part in content)
     return content or ""
 
 
 def text_of_output(output: str | list[dict[str, Any]] | dict[str, Any] | None) -> str:
-    """What a call gave, as a model reads it: the text of text parts; JSON of what a tool known by its type gives."""
+    """Return what a call gave, as a model reads it: the text of text parts.
+
+    JSON of what a tool known by its type gives.
+    """
     if output is None or isinstance(output, str):
         return output or ""
     if isinstance(output, list) and all(part.get("type") in _TEXT_PARTS for part in output):
@@ -265,7 +268,7 @@ def text_of_output(output: str | list[dict[str, Any]] | dict[str, Any] | None) -
 
 
 def check_items(items: Sequence[ResponseItem], path: str, *, references: bool = False) -> None:
-    """Checks items at a path of a body.
+    """Check items at a path of a body.
 
     Raises:
         InvalidArgument: naming the field.
@@ -316,7 +319,7 @@ def _check_parts(content: str | list[ResponsePart] | None, path: str) -> None:
 
 
 def _check_output(output: str | list[dict[str, Any]] | dict[str, Any] | None, path: str) -> None:
-    """Refuses pictures and files. What has no type is the report of a tool that is known by its own type."""
+    """Refuse pictures and files. What has no type is the report of a tool that is known by its own type."""
     for index, part in enumerate(output if isinstance(output, list) else ()):
         kind = part.get("type")
         if kind is not None and kind not in _TEXT_PARTS:

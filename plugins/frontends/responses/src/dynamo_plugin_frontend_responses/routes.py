@@ -52,13 +52,13 @@ class ConversationItems(msgspec.Struct, kw_only=True):
 
 
 class StoredResponses:
-    """Shows and removes what is stored."""
+    """The routes that show and remove stored responses."""
 
     def __init__(self, memory: ResponseMemory) -> None:
         self._memory = memory
 
     def operations(self, responses: str, conversations: str) -> list[Operation]:
-        """The routes below these paths."""
+        """Return the routes below these paths."""
         response, conversation = f"{responses}/{{response_id}}", f"{conversations}/{{conversation_id}}"
         items = f"{conversation}/items"
         make, update, add = ConversationRequest, ConversationUpdate, ConversationItems
@@ -81,62 +81,62 @@ class StoredResponses:
         ]
 
     async def show(self, http: web.Request) -> web.Response:
-        """A response as it was answered."""
+        """Return a response as it was answered."""
         if http.query.get("stream", "false").lower() not in ("false", "0", ""):
             raise InvalidArgument("Unsupported parameter(s): `stream`. A stored response comes whole", field="stream")
         turn = await self._memory.turn(_owner(http), http.match_info["response_id"])
         return _json(turn.response)
 
     async def delete(self, http: web.Request) -> web.Response:
-        """Removes a response; those that go on from it are left without it."""
+        """Remove a response; those that go on from it are left without it."""
         owner, name = _owner(http), http.match_info["response_id"]
         await self._memory.turn(owner, name)
         await self._memory.forget(owner, [name])
         return _json({"id": name, "object": "response", "deleted": True})
 
     async def cancel(self, http: web.Request) -> web.Response:
-        """Only a response that runs in the background could be cancelled."""
+        """Return only a response that runs in the background could be cancelled."""
         await self._memory.turn(_owner(http), http.match_info["response_id"])
         raise InvalidArgument("Cannot cancel a synchronous response.")
 
     async def inputs(self, http: web.Request) -> web.Response:
-        """The items that the model was shown."""
+        """Return the items that the model was shown."""
         owner = _owner(http)
         turn = await self._memory.turn(owner, http.match_info["response_id"])
         return _page(http, await self._memory.input_of(owner, turn))
 
     async def begin(self, http: web.Request) -> web.Response:
-        """A new conversation."""
+        """Return a new conversation."""
         raw, body = await self._body(http, ConversationRequest)
         items = _checked(raw, body.items)
         return _json((await self._memory.begin_conversation(_owner(http), items, body.metadata or {})).told())
 
     async def conversation(self, http: web.Request) -> web.Response:
-        """A conversation, without its items."""
+        """Return a conversation, without its items."""
         return _json((await self._memory.conversation(_owner(http), _conversation(http))).told())
 
     async def describe(self, http: web.Request) -> web.Response:
-        """Replaces its notes."""
+        """Replace its notes."""
         _, body = await self._body(http, ConversationUpdate)
         return _json((await self._memory.describe(_owner(http), _conversation(http), body.metadata)).told())
 
     async def end(self, http: web.Request) -> web.Response:
-        """Removes a conversation with its items. Responses of it stay."""
+        """Remove a conversation with its items. Responses of it stay."""
         name = _conversation(http)
         await self._memory.end_conversation(_owner(http), name)
         return _json({"id": name, "object": "conversation.deleted", "deleted": True})
 
     async def items(self, http: web.Request) -> web.Response:
-        """The items of a conversation."""
+        """Return the items of a conversation."""
         return _page(http, await self._memory.items_of(_owner(http), _conversation(http)))
 
     async def add(self, http: web.Request) -> web.Response:
-        """Adds items at the end."""
+        """Add items at the end."""
         raw, body = await self._body(http, ConversationItems)
         return _list(await self._memory.add(_owner(http), _conversation(http), _checked(raw, body.items)), more=False)
 
     async def item(self, http: web.Request) -> web.Response:
-        """One item."""
+        """Return one item."""
         wanted = http.match_info["item_id"]
         for item in await self._memory.items_of(_owner(http), _conversation(http)):
             if item.get("id") == wanted:
@@ -144,7 +144,7 @@ class StoredResponses:
         raise HttpFault(404, f"Item with id '{wanted[:80]}' not found in the conversation.")
 
     async def remove(self, http: web.Request) -> web.Response:
-        """Removes one item."""
+        """Remove one item."""
         item = http.match_info["item_id"]
         return _json((await self._memory.remove(_owner(http), _conversation(http), item)).told())
 
@@ -164,7 +164,7 @@ def _conversation(http: web.Request) -> str:
 
 
 def _checked(raw: dict[str, Any], items: Sequence[ResponseItem] | None) -> list[Item]:
-    """The items of a body as the client has sent them."""
+    """Return the items of a body as the client has sent them."""
     if items is None:
         return []
     if len(items) > _ADDED:
@@ -175,7 +175,7 @@ def _checked(raw: dict[str, Any], items: Sequence[ResponseItem] | None) -> list[
 
 
 def _page(http: web.Request, items: Sequence[Item]) -> web.Response:
-    """The part of a list that a client asks for; `items` come with the oldest first."""
+    """Return the part of a list that a client asks for; `items` come with the oldest first."""
     query = http.query
     order, text, after = query.get("order", _NEWEST_FIRST), query.get("limit", str(_USUAL)), query.get("after")
     if order not in ("asc", _NEWEST_FIRST):

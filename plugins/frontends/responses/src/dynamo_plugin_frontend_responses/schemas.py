@@ -1,4 +1,4 @@
-"""What the routes of the Responses API answer with, for the description of the API."""
+"""The response schemas of the Responses API, for the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from msgspec import UNSET, UnsetType
 
 
 class InputTokens(msgspec.Struct):
-    """How many tokens the request has."""
+    """The number of tokens of the request."""
 
     object: str
     input_tokens: int
 
 
 class ResponseUsage(msgspec.Struct):
-    """How many tokens a response took."""
+    """The token usage of a response."""
 
     input_tokens: int
     output_tokens: int
@@ -27,8 +27,10 @@ class ResponseUsage(msgspec.Struct):
 
 
 class WholeResponse(msgspec.Struct):
-    """A whole response. An item of `output` is `message`, `reasoning` or `function_call`; the rest repeats the
-    request."""
+    """A whole response.
+
+    An item of `output` is `message`, `reasoning` or `function_call`; the rest repeats the request.
+    """
 
     id: str
     object: Literal["response"]

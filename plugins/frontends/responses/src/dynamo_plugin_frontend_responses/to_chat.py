@@ -40,7 +40,7 @@ _NATIVE_TYPES = {tool.item: kind for kind, tool in NATIVE.items()}
 
 
 def chat_of_response(request: InputTokensRequest, tools: ResponseTools) -> dict[str, Any]:
-    """The body of the chat request that asks for the same; `tools` are those of the request."""
+    """Return the body of the chat request that asks for the same; `tools` are those of the request."""
     wanted = request.text.format if request.text else None
     chat = _given(
         model=request.model,
@@ -88,7 +88,10 @@ def _messages(request: InputTokensRequest, tools: ResponseTools) -> list[dict[st
 
 
 def _of_items(items: Iterable[ResponseItem], tools: ResponseTools) -> Iterable[dict[str, Any]]:
-    """The messages. Items that one answer consists of, and a chat request has in one message, are put together."""
+    """Yield the messages.
+
+    Items that one answer consists of, and a chat request has in one message, are put together.
+    """
     answer: dict[str, Any] | None = None
     for item in items:
         if _of_answer(item):
@@ -131,7 +134,7 @@ def _add(answer: dict[str, Any], item: ResponseItem, tools: ResponseTools) -> No
 
 
 def _called(item: ResponseItem, tools: ResponseTools) -> tuple[str, str]:
-    """The function that a call of an earlier answer called, and its arguments as JSON."""
+    """Return the function that a call of an earlier answer called, and its arguments as JSON."""
     if item.kind in NATIVE_CALLS:
         return tools.name_of(_NATIVE_TYPES[item.kind]), _json(getattr(item, NATIVE_CALLS[item.kind]))
     name = tools.name_of(item.name or "", item.namespace)

@@ -1,4 +1,4 @@
-"""Tools of the Responses API: what a request may say of them, and the functions that a model is shown instead."""
+"""Tools of the Responses API: their fields, and the functions that stand for them at a model."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ResponseTool(msgspec.Struct, kw_only=True):
 
 
 class ChosenTool(msgspec.Struct, kw_only=True):
-    """A tool of those that are allowed."""
+    """A tool of the allowed ones."""
 
     type: str
     name: str | None = None
@@ -114,7 +114,7 @@ class ResponseToolChoice(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What a function that a model is shown stands for: a tool of this type and name, perhaps in a namespace."""
+    """The tool behind a function of the model: its type and name, perhaps in a namespace."""
 
     type: str
     name: str
@@ -123,7 +123,7 @@ class Called:
 
 @dataclass(slots=True)
 class ResponseTools:
-    """The tools of a request. `functions` are what a model is shown, `called` what each of them stands for, by name."""
+    """The tools of a request. `functions` are shown to the model, `called` maps each to its tool, by name."""
 
     functions: list[dict[str, Any]] = field(default_factory=list)
     called: dict[str, Called] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class ResponseTools:
 
     @classmethod
     def of(cls, tools: Sequence[ResponseTool]) -> ResponseTools:
-        """The functions for these tools.
+        """Return the functions for these tools.
 
         Raises:
             InvalidArgument: two of them would have one name.
@@ -150,12 +150,12 @@ class ResponseTools:
         return made
 
     def names_of(self, chosen: Iterable[ChosenTool]) -> list[str]:
-        """The functions that stand for some tools."""
+        """Return the functions that stand for some tools."""
         wanted = {(each.type, each.name or each.type) for each in chosen}
         return [name for name, called in self.called.items() if (called.type, called.name) in wanted]
 
     def name_of(self, name: str, namespace: str | None = None) -> str:
-        """The function that stands for a tool; the tool's own name if it is not among them."""
+        """Return the function that stands for a tool; the tool's own name if it is not among them."""
         for function, called in self.called.items():
             if called.name == name and (namespace is None or called.namespace == namespace):
                 return function
@@ -171,12 +171,12 @@ class ResponseTools:
 
 
 def shown_name(name: str, namespace: str | None) -> str:
-    """What a model calls a tool of a namespace."""
+    """Return what a model calls a tool of a namespace."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
 def check_tools(tools: Sequence[ResponseTool]) -> None:
-    """Checks the tools as far as they are not checked as functions.
+    """Check the tools as far as they are not checked as functions.
 
     Raises:
         InvalidArgument: naming the field.
@@ -193,7 +193,7 @@ def check_tools(tools: Sequence[ResponseTool]) -> None:
 
 
 def check_tool_choice(choice: str | ResponseToolChoice | None) -> None:
-    """Checks a choice as far as the tools are not needed for it.
+    """Check a choice as far as the tools are not needed for it.
 
     Raises:
         InvalidArgument: it is an object that names no tool.
@@ -208,7 +208,7 @@ def check_tool_choice(choice: str | ResponseToolChoice | None) -> None:
 
 
 def chosen(tools: ResponseTools, choice: str | ResponseToolChoice | None) -> Any:
-    """A choice among the functions that stand for tools, in the form of the chat API.
+    """Return a choice among the functions that stand for tools, in the form of the chat API.
 
     Raises:
         InvalidArgument: one of tools of which no model is shown any.
@@ -235,7 +235,7 @@ def _check_named(tool: ResponseTool, path: str) -> None:
 
 
 def _function(tool: ResponseTool) -> dict[str, Any]:
-    """The function that stands for a tool, but for its name."""
+    """Return the function that stands for a tool, but for its name."""
     native = NATIVE.get(tool.type)
     if native is not None:
         return {
@@ -250,7 +250,10 @@ def _function(tool: ResponseTool) -> dict[str, Any]:
 
 
 def _with_grammar(tool: ResponseTool) -> str:
-    """The description of a custom tool. A grammar is told, not enforced: the input is a text inside JSON here."""
+    """Return the description of a custom tool.
+
+    A grammar is told, not enforced: the input is a text inside JSON here.
+    """
     about, wanted = tool.description or "", tool.format or {}
     definition = wanted.get("definition")
     if wanted.get("type") != "grammar" or not isinstance(definition, str):

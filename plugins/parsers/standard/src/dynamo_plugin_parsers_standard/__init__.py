@@ -1,4 +1,4 @@
-"""Parsers of calls of tools and of reasoning, by the names that a worker's model section picks them with."""
+"""Parsers of tool calls and reasoning, by the names that a worker's model section uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DYNAMO_API = 1
 
 @hookimpl
 def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
-    """One class for each way in which models write calls."""
+    """Return one class for each way in which models write calls."""
     from dynamo_plugin_parsers_standard.harmony import GptOssParser
     from dynamo_plugin_parsers_standard.json_formats import JSON_PARSERS
     from dynamo_plugin_parsers_standard.parameter_formats import PARAMETER_PARSERS
@@ -25,7 +25,7 @@ def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
 
 @hookimpl
 def dynamo_register_reasoning_parsers() -> list[type[ReasoningParser]]:
-    """One class for each way in which models mark what they think."""
+    """Return one class for each way in which models mark what they think."""
     from dynamo_plugin_parsers_standard import think
     from dynamo_plugin_parsers_standard.harmony import GptOssReasoningParser
     from dynamo_plugin_parsers_standard.regions import TemplateReasoningParser

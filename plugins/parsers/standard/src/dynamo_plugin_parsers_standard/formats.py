@@ -1,4 +1,4 @@
-"""What a format of calls is, as data: tags, what stands between them, and who reads the body of a call."""
+"""Tool-call formats as data: tags, separators, and the reader of a call's body."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dynamo_plugin_parsers_standard.names import known_names
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What is known of a call where its body begins. `before` is its markup so far."""
+    """The known parts of a call at the start of its body. `before` is its markup so far."""
 
     sink: CallSink
     tools: Sequence[Mapping[str, Any]]
@@ -32,27 +32,27 @@ Body: TypeAlias = Callable[[Opened], CallReader]
 
 
 def json_object(opened: Opened) -> CallReader:
-    """The call is an object with its name and its arguments."""
+    """Parse a call that is an object with its name and its arguments."""
     return CallObject(opened.sink, opened.before)
 
 
 def known_object(opened: Opened) -> CallReader:
-    """The same, of a tool of the request."""
+    """Return the same, of a tool of the request."""
     return CallObject(opened.sink, opened.before, known_names(opened.tools))
 
 
 def json_array(opened: Opened) -> CallReader:
-    """The calls are objects in a list."""
+    """Parse calls that are objects in a list."""
     return CallArray(opened.sink, opened.before)
 
 
 def json_arguments(opened: Opened) -> CallReader:
-    """The body is the object of the arguments. The header had the name."""
+    """Parse a body that is the object of the arguments. The header had the name."""
     return CallArguments(opened.sink, opened.name, opened.id, opened.before)
 
 
 def name_and_id(words: Mapping[str, str]) -> tuple[str, str | None]:
-    """The name and the id of a call, where the header has them as words."""
+    """Return the name and the id of a call, where the header has them as words."""
     return words.get("name", ""), words.get("id") or None
 
 
@@ -83,7 +83,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How calls are written: an opening tag, a header if the format has one, a body, closing tags."""
+    """The format of calls: an opening tag, a header if the format has one, a body, closing tags."""
 
     opens: tuple[str, ...]
     #: The reader of the body, by the body's first character; "" stands for any.
@@ -105,7 +105,7 @@ class CallFormat:
     grammar: CallGrammar | None = None
 
     def tags(self) -> tuple[str, ...]:
-        """All tags of the format."""
+        """Return all tags of the format."""
         section = () if self.section is None else (*self.section.opens, *self.section.closes)
         header = () if self.header is None else tuple(self.header.tags)
         return (*section, *self.opens, *header, *self.closes)

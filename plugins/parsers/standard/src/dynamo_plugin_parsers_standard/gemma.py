@@ -89,7 +89,7 @@ class GemmaCall(CallReader):
         return self._push(text, at)
 
     def _element(self, text: str, at: int, last: bool) -> int:
-        """After a bracket or a comma."""
+        """Read the text after a bracket or a comma."""
         if (came := skip_white(text, at)) > at:
             return came
         if text[at] == self._open[-1]:
@@ -162,7 +162,7 @@ class GemmaCall(CallReader):
         return at
 
     def _next(self, text: str, at: int, last: bool) -> int:
-        """After a value."""
+        """Read the text after a value."""
         if (came := skip_white(text, at)) > at:
             return came
         if text[at] == self._open[-1]:
@@ -193,7 +193,7 @@ class GemmaCall(CallReader):
         return at + 1
 
     def _more(self, pattern: re.Pattern[str], text: str, at: int) -> int:
-        """Reads more of a name."""
+        """Read more of a name."""
         end = end_of(pattern, text, at, _LONGEST - len(self._word))
         self._word += text[at:end]
         return end
@@ -227,7 +227,7 @@ class GemmaCall(CallReader):
 
 
 def braces(quote: str) -> Callable[[Opened], CallReader]:
-    """The body of calls whose strings stand between these tags."""
+    """Return the body of calls whose strings stand between these tags."""
 
     def body(opened: Opened) -> CallReader:
         return GemmaCall(quote, opened)

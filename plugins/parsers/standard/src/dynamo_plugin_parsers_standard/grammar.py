@@ -12,7 +12,7 @@ _BREAK = {"type": "optional", "content": {"type": "const_string", "value": "\n\n
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """How a model of one format writes calls: ``{name}`` stands for the name of the tool in `begin`.
+    """The grammar of calls of one format: ``{name}`` stands for the name of the tool in `begin`.
 
     `trigger` is how a call begins, or the section of all calls, which `open` and `close` are around if there is one;
     without it no text may stand before. Between two calls there is `between`. `style` is how arguments are written, in
@@ -29,7 +29,7 @@ class CallGrammar:
     after_number: str = ""
 
     def tag(self, tools: Sequence[Mapping[str, Any]], *, parallel: bool, text: bool) -> Mapping[str, Any] | None:
-        """What `ToolCallParser.structural_tag` gives."""
+        """Return what `ToolCallParser.structural_tag` gives."""
         if text and not self.trigger:
             return None
         tags = [self._call(tool["function"]) for tool in tools]
@@ -69,7 +69,10 @@ class CallGrammar:
 
 
 def reasoning_tag(open: str, close: str) -> Mapping[str, Any]:
-    """Reasoning up to its end; if there is an opening tag, which the model still has to write, there may be none."""
+    """Return reasoning up to its end.
+
+    If there is an opening tag, which the model still has to write, there may be none.
+    """
     thoughts = {"type": "tag", "begin": open, "content": {"type": "any_text"}, "end": close}
     whole = {"type": "sequence", "elements": [thoughts, _BREAK]}
     return {"type": "optional", "content": whole} if open else whole

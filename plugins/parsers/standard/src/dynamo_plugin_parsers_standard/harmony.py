@@ -38,14 +38,14 @@ _WORDS = ("assistant", "analysis", "commentary", "final")
 
 
 class _Address(NamedTuple):
-    """Where a message goes, as its header says."""
+    """The recipient of a message, by its header."""
 
     channel: str
     recipient: str
 
 
 class _State(enum.Enum):
-    """What is being read."""
+    """The part that is being read."""
 
     #: The text between messages.
     OUTSIDE = enum.auto()
@@ -58,7 +58,7 @@ class _State(enum.Enum):
 
 
 def _is_cut_off(header: str) -> bool:
-    """Whether a header, which breaks off, is the beginning of a sound one."""
+    """Return whether a header, which breaks off, is the beginning of a sound one."""
     before = header.rstrip(string.ascii_lowercase)
     begun = header[len(before) :]
     whole = (before + each for each in _WORDS if each.startswith(begun))
@@ -66,7 +66,7 @@ def _is_cut_off(header: str) -> bool:
 
 
 def _address(header: str) -> _Address | None:
-    """What a header says; None if it is no header of the assistant."""
+    """Return what a header says; None if it is no header of the assistant."""
     match = _HEADER.fullmatch(header)
     if match is None:
         return None
@@ -105,27 +105,27 @@ class Harmony:
         self._empty = True
 
     def expect_tokens(self, markers: frozenset[str]) -> None:
-        """From now on these tags are content where they come as text."""
+        """Treat these tags as content where they come as text from now on."""
         self._spelled = Tags(tag for tag in _MARKERS if tag not in markers)
 
     def continue_prompt(self, prompt: str) -> None:
-        """Begins in the message that the end of the prompt has opened, if it has."""
+        """Begin in the message that the end of the prompt has opened, if it has."""
         header, opened, body = prompt[prompt.rfind(_START) :].rpartition(_MESSAGE)
         address = _address(header)
         if opened and address is not None and not any(tag in body for tag in _ENDS):
             self._begin_text(address)
 
     def feed(self, text: str) -> None:
-        """Some more text, maybe with tags in it."""
+        """Feed more text, maybe with tags in it."""
         self._split(self._held + text, last=False)
 
     def feed_marker(self, marker: str) -> None:
-        """A tag that came as a token."""
+        """Feed a tag that came as a token."""
         self._split(self._held, last=True)
         self._tag(marker)
 
     def finish(self) -> None:
-        """The end of the text."""
+        """Finish at the end of the text."""
         self._split(self._held, last=True)
         if self._state is _State.HEADER:
             self._drop_header("")
@@ -185,7 +185,7 @@ class Harmony:
                 self._between(text)
 
     def _between(self, text: str) -> None:
-        """White space between messages; after a call one bracket too many may be beside it."""
+        """Skip white space between messages; after a call one bracket too many may be beside it."""
         self._space.append(text)
         if text.isspace():
             return
@@ -216,14 +216,14 @@ class Harmony:
         return header
 
     def _show_header(self, tag: str) -> None:
-        """What was read is no header: it is content, and so is what follows."""
+        """Show text that is no header as content, with all that follows."""
         self._state = _State.CONTENT if self._continued else _State.UNSOUND
         header = self._take_header()
         self.malformed += self._calls and not self._continued and "to=functions." in header
         self._out.content(header + tag)
 
     def _drop_header(self, tag: str) -> None:
-        """A header breaks off, at a tag or with the text."""
+        """Drop a header that breaks off, at a tag or with the text."""
         if self._continued or not _is_cut_off("".join(self._header)):
             self._show_header(tag)
         self._take_header()
@@ -246,7 +246,7 @@ class Harmony:
         self._state = _State.REASONING if address.channel == "analysis" else _State.CONTENT
 
     def _function(self, recipient: str) -> str:
-        """The name of the tool that a recipient stands for; empty if it is none."""
+        """Return the name of the tool that a recipient stands for; empty if it is none."""
         name = recipient.removeprefix("functions.")
         return name if name != recipient or self._is_tool(recipient) else ""
 
@@ -264,7 +264,7 @@ class Harmony:
             self._out.content(reader.unreported() + text[at:])
 
     def _end_message(self, tag: str) -> None:
-        """A message ends, with a tag or because another one begins."""
+        """End a message, with a tag or because another one begins."""
         self._drop_space()
         if self._state is _State.HEADER:
             self._drop_header(tag)
@@ -294,29 +294,29 @@ class GptOssParser(ToolCallParser):
 
     @classmethod
     def recognizes(cls, model: ModelText) -> str | None:
-        """Whether a model has the special tokens of Harmony."""
+        """Return whether a model has the special tokens of Harmony."""
         return recognize(TOOL_SIGNS, cls.NAME, model)
 
     def buffer_calls(self) -> None:
-        """A call waits until its arguments are complete."""
+        """Hold a call until its arguments are complete."""
         self._out.buffered = True
 
     def has_marker_tokens(self, markers: frozenset[str]) -> None:
-        """These tags are markup only where they come as tokens."""
+        """Treat these tags as markup only where they come as tokens."""
         self._harmony.expect_tokens(markers)
 
     def feed(self, text: str) -> list[ParserDelta]:
-        """What some more text makes certain."""
+        """Return what some more text makes certain."""
         self._harmony.feed(text)
         return self._take()
 
     def feed_marker(self, marker: str) -> list[ParserDelta]:
-        """What a tag makes certain."""
+        """Return what a tag makes certain."""
         self._harmony.feed_marker(marker)
         return self._take()
 
     def finish(self) -> list[ParserDelta]:
-        """What is left at the end."""
+        """Return what is left at the end."""
         self._harmony.cut_off = self.cut_off
         self._harmony.finish()
         self.malformed = self._harmony.malformed
@@ -341,24 +341,24 @@ class GptOssReasoningParser(ReasoningParser):
 
     @classmethod
     def recognizes(cls, model: ModelText) -> str | None:
-        """Whether a model has the special tokens of Harmony."""
+        """Return whether a model has the special tokens of Harmony."""
         return recognize(REASONING_SIGNS, cls.NAME, model)
 
     def has_marker_tokens(self, markers: frozenset[str]) -> None:
-        """These tags are markup only where they come as tokens."""
+        """Treat these tags as markup only where they come as tokens."""
         self._harmony.expect_tokens(markers)
 
     def feed(self, text: str) -> list[ParserDelta]:
-        """What some more text makes certain."""
+        """Return what some more text makes certain."""
         self._harmony.feed(text)
         return self._out.take()
 
     def feed_marker(self, marker: str) -> list[ParserDelta]:
-        """What a tag makes certain."""
+        """Return what a tag makes certain."""
         self._harmony.feed_marker(marker)
         return self._out.take()
 
     def finish(self) -> list[ParserDelta]:
-        """What is left at the end."""
+        """Return what is left at the end."""
         self._harmony.finish()
         return self._out.take()

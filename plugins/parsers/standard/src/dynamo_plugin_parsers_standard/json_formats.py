@@ -26,17 +26,17 @@ _KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
 
 
 def list_grammar(open_tag: str, close_tag: str = "") -> CallGrammar:
-    """The grammar of calls that are a list between two tags."""
+    """Return the grammar of calls that are a list between two tags."""
     return CallGrammar(OBJECT, "}", open_tag, f"{open_tag}[", f"]{close_tag}", between=", ")
 
 
 def new_mistral_id() -> str:
-    """An id as the templates of Mistral demand it: nine letters and digits."""
+    """Return an id as the templates of Mistral demand it: nine letters and digits."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(9))
 
 
 def kimi_name_and_id(words: Mapping[str, str]) -> tuple[str, str | None]:
-    """The name in an id such as ``functions.weather:0``, and the id as it is: the template demands it back."""
+    """Return the name in an id such as ``functions.weather:0``, and the id as it is: the template demands it back."""
     call_id = words.get("id", "")
     match = _KIMI_ID.fullmatch(call_id)
     return ("" if match is None else match["name"]), call_id

@@ -1,4 +1,4 @@
-"""The one machine for all formats of calls that are data."""
+"""The state machine that parses every tool-call format that is data."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FormatParser(ToolCallParser):
     def structural_tag(
         cls, tools: Sequence[Mapping[str, Any]], *, parallel: bool, text: bool
     ) -> Mapping[str, Any] | None:
-        """The grammar of calls in the format."""
+        """Return the grammar of calls in the format."""
         grammar = cls.FORMAT.grammar
         return None if grammar is None else grammar.tag(tools, parallel=parallel, text=text)
 
@@ -96,16 +96,16 @@ class FormatParser(ToolCallParser):
         self._in_section = False
 
     def buffer_calls(self) -> None:
-        """A call waits until its arguments are complete."""
+        """Hold a call until its arguments are complete."""
         self._out.buffered = True
 
     def feed(self, text: str) -> list[ParserDelta]:
-        """What some more text makes certain."""
+        """Return what some more text makes certain."""
         self._scanner.feed(text)
         return self._out.take()
 
     def finish(self) -> list[ParserDelta]:
-        """What is left at the end."""
+        """Return what is left at the end."""
         self._scanner.finish()
         if self._reader is not None and (self.cut_off or not self._reader.complete()):
             self._break_off(self._reader.leftover())
@@ -116,7 +116,7 @@ class FormatParser(ToolCallParser):
         return self._out.take()
 
     def _outside(self, text: str, at: int, last: bool) -> int:
-        """Before the first text, and after a call: white space may belong to the markup."""
+        """Read the text outside of calls: white space may belong to the markup."""
         compiled, form = self._compiled, self.FORMAT
         start, at = at, self._skip_gap(text, at)
         self._space.append(text[start:at])
@@ -151,7 +151,7 @@ class FormatParser(ToolCallParser):
         return doubles or self._closes.may_begin(text, at)
 
     def _too_many(self, text: str, at: int) -> str:
-        """The bracket or closing tag that stands at `at` and is one too many; empty if none does."""
+        """Return the bracket or closing tag that stands at `at` and is one too many; empty if none does."""
         found, kind = text[at], surplus_kind(text[at])
         if not kind:
             found, kind = self._compiled.doubles.at(text, at), _SURPLUS_TAG
@@ -177,7 +177,7 @@ class FormatParser(ToolCallParser):
         return self._begin(text, found) if begins.at(text, found) else found
 
     def _begin(self, text: str, at: int) -> int:
-        """Goes on after the tag at `at`, which begins or ends a section, or opens a call."""
+        """Go on after the tag at `at`, which begins or ends a section, or opens a call."""
         compiled = self._compiled
         if tag := compiled.section_closes.at(text, at):
             self._in_section = False
@@ -191,7 +191,7 @@ class FormatParser(ToolCallParser):
         return self._open(text, at)
 
     def _section(self, text: str, at: int, last: bool) -> int:
-        """After the opening tag of a section."""
+        """Read the text after the opening tag of a section."""
         at = self._header_space(text, at)
         if at == len(text):
             return at
@@ -211,7 +211,7 @@ class FormatParser(ToolCallParser):
         return at + len(tag)
 
     def _opened(self, text: str, at: int, last: bool) -> int:
-        """After the opening tag of a call."""
+        """Read the text after the opening tag of a call."""
         at = self._header_space(text, at)
         if at == len(text):
             return at
@@ -284,7 +284,7 @@ class FormatParser(ToolCallParser):
         return at
 
     def _breaking(self, text: str, at: int, last: bool) -> int:
-        """Before what the reader cannot read: a tag may end the call, if one bracket is missing before it."""
+        """Handle text that the reader cannot read: a tag may end the call, if one bracket is missing before it."""
         reader, ends = self._reader, self._compiled.ends
         assert reader is not None  # noqa: S101 - `_reading` has looked
         if not last and ends.may_begin(text, at):
@@ -318,14 +318,14 @@ class FormatParser(ToolCallParser):
         self._enter(self._reading)
 
     def _give_up(self, shown: str) -> None:
-        """There is no call here: what was read is content, and so is what follows."""
+        """Give up on a call: the text read is content, and so is what follows."""
         self.malformed += self._tagged or self._section_begun
         self._section_begun = False
         self._out.content(shown)
         self._enter(self._content)
 
     def _break_off(self, shown: str) -> None:
-        """The text ends in what may have become a call."""
+        """Handle a text that ends within a possible call."""
         if shown:
             self._give_up(shown)
 
@@ -350,7 +350,7 @@ class FormatParser(ToolCallParser):
         self._spare.clear()
 
     def _drop_space(self) -> None:
-        """What stands beside a call belongs to its markup."""
+        """Drop the space beside a call, which belongs to its markup."""
         for kind in self._surplus:
             self._out.repaired(kind)
         self._space.clear()

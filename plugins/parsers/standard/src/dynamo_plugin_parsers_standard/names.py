@@ -7,5 +7,5 @@ from typing import Any
 
 
 def known_names(tools: Sequence[Mapping[str, Any]]) -> Callable[[str], bool]:
-    """Whether a name is that of one of these tools, given in the form of the OpenAI API."""
+    """Return whether a name is that of one of these tools, given in the form of the OpenAI API."""
     return {tool["function"]["name"] for tool in tools if "function" in tool}.__contains__

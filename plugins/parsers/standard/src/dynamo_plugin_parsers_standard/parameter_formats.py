@@ -1,4 +1,4 @@
-"""The formats whose calls are no JSON: their arguments are typed by the schema of the tool, or are Python."""
+"""Tool-call formats without JSON: arguments typed by the tool's schema, or written in Python."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _ParameterParser(FormatParser):
 
 
 def _xml(section: str) -> CallFormat:
-    """Calls as Qwen3-Coder writes them, in a section of this name."""
+    """Return calls as Qwen3-Coder writes them, in a section of this name."""
     opening, closing = f"<{section}>", f"</{section}>"
     syntax = TaggedSyntax(
         name_end=">",
@@ -77,7 +77,7 @@ _GLM_TAGS = ("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_va
 
 
 def _glm(gap: str) -> CallFormat:
-    """Calls as GLM writes them, with this between their parts."""
+    """Return calls as GLM writes them, with this between their parts."""
     grammar = CallGrammar(
         f"<tool_call>{{name}}{gap}", f"{gap}</tool_call>", "<tool_call>", between=gap, style="glm_xml"
     )
@@ -132,7 +132,7 @@ class MiniMaxM2Parser(_ParameterParser):
 
 
 class DeepSeekV32Parser(_ParameterParser):
-    """The same in other tags, and with a word in the tag of a parameter that tells strings from JSON."""
+    """DeepSeek-V3.2: the same in other tags, with a word in a parameter's tag that tells strings from JSON."""
 
     NAME = "deepseek_v32"
     INSIDE = ("｜DSML｜",)
@@ -184,7 +184,7 @@ class Llama4PythonicParser(FormatParser):
 
 
 def _lines(opening: str, body: Body, closing: str) -> CallFormat:
-    """Calls in Python, each on a line, between two tags."""
+    """Return calls in Python, each on a line, between two tags."""
     letters = f"{string.ascii_letters}_"
     return CallFormat(opens=(opening,), bodies=dict.fromkeys(letters, body), closes=(closing,), repeats=True)
 

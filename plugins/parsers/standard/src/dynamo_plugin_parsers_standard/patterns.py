@@ -1,4 +1,4 @@
-"""Regular expressions of a model's folder, as far as they are literals with white space and names between them.
+"""Regular expressions of a model's folder, as far as they are literals with white space and names between.
 
 Such an expression is taken apart, never run: what reads the answers instead of it takes linear time.
 """
@@ -50,7 +50,9 @@ Sequence: TypeAlias = tuple[Piece, ...]
 
 
 def sequences(pattern: str) -> list[Sequence]:
-    """All ways to match an expression. The end of the text, which ends everything, is left out if it is one of them.
+    """Return all ways to match an expression.
+
+    The end of the text, which ends everything, is left out if it is one of them.
 
     Raises:
         ValueError: it has something else than literals, white space, choices of literals, and named parts.
@@ -107,7 +109,7 @@ def _product(choices: list[list[Piece]]) -> list[Sequence]:
 
 
 def _joined(pieces: Sequence) -> Sequence:
-    """Neighbouring literals as one, without the white space at both ends."""
+    """Return neighbouring literals as one, without the white space at both ends."""
     joined: list[Piece] = []
     for piece in pieces:
         if isinstance(piece, str) and joined and isinstance(last := joined[-1], str):

@@ -1,4 +1,4 @@
-"""Reads calls that are written in Python: ``weather(city="Oslo", days=2)``."""
+"""A reader of calls written in Python: ``weather(city="Oslo", days=2)``."""
 
 from __future__ import annotations
 
@@ -178,22 +178,22 @@ class PythonCalls(CallReader):
 
 
 def python_call(opened: Opened) -> CallReader:
-    """The call is one in Python."""
+    """Parse a call written in Python."""
     return PythonCall(opened.sink, opened.before, bool)
 
 
 def known_python_call(opened: Opened) -> CallReader:
-    """The same, of a tool of the request."""
+    """Return the same, of a tool of the request."""
     return PythonCall(opened.sink, opened.before, known_names(opened.tools))
 
 
 def python_list(opened: Opened) -> CallReader:
-    """The calls are a list in Python, of tools of the request."""
+    """Parse calls that are a list in Python, of tools of the request."""
     return PythonCalls(opened.sink, opened.before, known_names(opened.tools))
 
 
 def _arguments(call: str) -> str | None:
-    """The named arguments between parentheses as a JSON object; None if they are not literals, or not named."""
+    """Return the named arguments between parentheses as a JSON object; None if they are not literals, or not named."""
     tree = python_expression(f"f{call}")
     if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name) or tree.args:
         return None

@@ -1,4 +1,4 @@
-"""Reasoning as the model's `response_template` says: an answer is regions, each of one field of the message."""
+"""Reasoning by the model's `response_template`: an answer is regions, each for one field of the message."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Region:
 
 @dataclass(frozen=True, slots=True)
 class _Regions:
-    """The regions of a template, by what opens them, and the one that needs no opening; None: what is there is lost."""
+    """The regions of a template by their openings, and the one that needs none; None: text outside is lost."""
 
     opens: Mapping[str, _Region]
     begins: Tags
@@ -67,7 +67,7 @@ class TemplateReasoningParser(Described, ReasoningParser):
 
     @classmethod
     def facts(cls, template: Template, model: ModelText) -> dict[str, Any] | None:
-        """The regions of answers."""
+        """Return the regions of answers."""
         regions = _regions(template)
         return None if regions is None else {"REGIONS": regions, "MARKERS": markers(regions.tags, model)}
 
@@ -96,7 +96,7 @@ class TemplateReasoningParser(Described, ReasoningParser):
             self._reasoned = False
 
     def structural_tag(self) -> Mapping[str, Any] | None:
-        """Thoughts up to the closing tag, where the prompt opens them; where it does not, with both tags."""
+        """Return thoughts up to the closing tag, where the prompt opens them; where it does not, with both tags."""
         around = self.REGIONS.around
         if around is None:
             return None
@@ -105,12 +105,12 @@ class TemplateReasoningParser(Described, ReasoningParser):
         return reasoning_tag("" if self._reasons() else around[0], around[1])
 
     def feed(self, text: str) -> list[ParserDelta]:
-        """What some more text makes certain."""
+        """Return what some more text makes certain."""
         self._scanner.feed(text)
         return self._out.take()
 
     def finish(self) -> list[ParserDelta]:
-        """What is left at the end."""
+        """Return what is left at the end."""
         self._scanner.finish()
         if not self._reasons():
             self._show_space()
@@ -143,7 +143,7 @@ class TemplateReasoningParser(Described, ReasoningParser):
         self._space.append(text[len(bare) :])
 
     def _switch(self, tag: str) -> None:
-        """Goes on after a tag in the region that it opens, or behind the one that it closes."""
+        """Go on after a tag in the region that it opens, or behind the one that it closes."""
         region = None if self._opened else self.REGIONS.opens.get(tag)
         reasoned = self._reasons()
         if reasoned or (region is not None and region.field in REASONING):
@@ -179,7 +179,7 @@ class TemplateReasoningParser(Described, ReasoningParser):
 
 
 def _regions(template: Template) -> _Regions | None:
-    """The regions of a template; None if none of them is reasoning."""
+    """Return the regions of a template; None if none of them is reasoning."""
     if not any(name in REASONING for name in template.fields):
         return None
     opens: dict[str, _Region] = {}
@@ -214,7 +214,7 @@ def _check(name: str, field: Field) -> None:
 
 
 def _tags(name: str, sequences: list[Sequence], at: int) -> tuple[str, ...]:
-    """The tags of a field. Of those around calls one is enough: the parser of calls reads the rest."""
+    """Return the tags of a field. Of those around calls one is enough: the parser of calls reads the rest."""
     found: list[str] = []
     for sequence in sequences:
         texts = [piece for piece in sequence if isinstance(piece, str)]
@@ -226,7 +226,7 @@ def _tags(name: str, sequences: list[Sequence], at: int) -> tuple[str, ...]:
 
 
 def _anchor(template: Template) -> re.Pattern[str]:
-    """What begins the message of the assistant. White space is possessive: the time is linear."""
+    """Return what begins the message of the assistant. White space is possessive: the time is linear."""
     ways = [
         "".join(re.escape(piece) if isinstance(piece, str) else r"\s*+" for piece in sequence)
         for sequence in template.anchors()

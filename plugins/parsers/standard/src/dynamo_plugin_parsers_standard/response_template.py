@@ -1,4 +1,4 @@
-"""The `response_template` of a model's ``tokenizer_config.json``, which says how its answers are written.
+"""The `response_template` of a model's ``tokenizer_config.json``, which describes the format of its answers.
 
 It is that of transformers: fields of the message, each with what opens and closes it. Here it becomes data for the
 machines of this package. A template that they cannot follow is refused, so that the signs of its chat template decide.
@@ -53,11 +53,11 @@ class Field(msgspec.Struct, forbid_unknown_fields=True):
     transform_each: bool = False
 
     def opens(self) -> list[Sequence]:
-        """What opens it."""
+        """Return what opens it."""
         return _delimiters("open", self.open, self.open_pattern)
 
     def closes(self) -> list[Sequence]:
-        """What closes it."""
+        """Return what closes it."""
         return _delimiters("close", self.close, self.close_pattern)
 
 
@@ -71,12 +71,12 @@ class Template(msgspec.Struct, forbid_unknown_fields=True):
     start_anchor_pattern: str | None = None
 
     def anchors(self) -> list[Sequence]:
-        """What begins the message of the assistant in a prompt."""
+        """Return what begins the message of the assistant in a prompt."""
         return _delimiters("start_anchor", self.start_anchor, self.start_anchor_pattern)
 
 
 def read_template(model: ModelText) -> Template | None:
-    """The template of a model; None if it has none.
+    """Return the template of a model; None if it has none.
 
     Raises:
         ValueError: it is not sound.
@@ -94,7 +94,7 @@ def read_template(model: ModelText) -> Template | None:
 
 
 class Described:
-    """What the parsers of both kinds have in common that a template describes."""
+    """The base of both kinds of parsers that a template describes."""
 
     NAME = RESPONSE_TEMPLATE
     DESCRIBED = True
@@ -103,7 +103,7 @@ class Described:
 
     @classmethod
     def facts(cls, template: Template, model: ModelText) -> dict[str, Any] | None:
-        """The attributes of the class for a model; None if its template does not say them.
+        """Return the attributes of the class for a model; None if its template does not say them.
 
         Raises:
             ValueError: the template cannot be followed.
@@ -112,7 +112,7 @@ class Described:
 
     @classmethod
     def recognizes(cls, model: ModelText) -> str | None:
-        """Why a model has this parser. A template that cannot be followed is told in a warning."""
+        """Return why a model has this parser. A template that cannot be followed is told in a warning."""
         try:
             facts = cls._facts_of(model)
         except ValueError as error:
@@ -122,7 +122,7 @@ class Described:
 
     @classmethod
     def for_model(cls, model: ModelText) -> type[Self]:
-        """The class for one model.
+        """Return the class for one model.
 
         Raises:
             ValueError: it has no template, or none that says what is needed, or none that can be followed.
@@ -154,7 +154,7 @@ class TemplateParser(Described, FormatParser):
 
     @classmethod
     def facts(cls, template: Template, model: ModelText) -> dict[str, Any] | None:
-        """The format of calls."""
+        """Return the format of calls."""
         field = template.fields.get(CALLS)
         if field is None:
             return None
@@ -167,7 +167,7 @@ class TemplateParser(Described, FormatParser):
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """What opens calls: a section maybe, a tag, maybe the name and what follows that."""
+    """The opening of calls: perhaps a section, a tag, perhaps the name and what follows it."""
 
     sections: tuple[str, ...]
     tags: tuple[str, ...]
@@ -176,7 +176,7 @@ class _Opening:
 
 
 def _call_format(field: Field) -> tuple[CallFormat, tuple[str, ...]]:
-    """The format of calls, and the tags inside of their bodies."""
+    """Return the format of calls, and the tags inside of their bodies."""
     opening = _opening(field)
     closes = [_literals(each) for each in field.closes()]
     distinct((*opening.sections, *opening.tags, *(tag for each in closes for tag in each)))
@@ -196,7 +196,7 @@ def _call_format(field: Field) -> tuple[CallFormat, tuple[str, ...]]:
 
 
 def _named_calls(field: Field, opening: _Opening, closes: list[tuple[str, ...]]) -> tuple[CallFormat, tuple[str, ...]]:
-    """Calls whose names stand before the bodies."""
+    """Return calls whose names stand before the bodies."""
     assert opening.name is not None  # noqa: S101 - the caller has looked
     if field.content == "xml-inline":
         syntax = _syntax(field, opening, closes)
@@ -249,7 +249,7 @@ def _grammar(
 
 
 def _opening(field: Field) -> _Opening:
-    """Splits what opens calls at the name."""
+    """Split what opens calls at the name."""
     before: list[tuple[str, ...]] = []
     names: list[Named | None] = []
     after: list[str] = []
@@ -265,7 +265,7 @@ def _opening(field: Field) -> _Opening:
 
 
 def _syntax(field: Field, opening: _Opening, closes: list[tuple[str, ...]]) -> TaggedSyntax:
-    """The tags of a call with parameters."""
+    """Return the tags of a call with parameters."""
     match field.content_args:
         case {"tag_pattern": str(pattern), **more} if set(more) <= {"value_parser"}:
             types = _value_types(more.get("value_parser"))
@@ -306,7 +306,7 @@ def _value_types(parser: Any) -> frozenset[str]:
 
 
 def _word(name: Named, tags: tuple[str, ...]) -> re.Pattern[str]:
-    """The characters of a name: those of its class, but for white space and what the tag after it begins with."""
+    """Return the characters of a name: those of its class, but for white space and the start of the next tag."""
     firsts = {tag[0] for tag in tags}
     try:
         chars = re.compile(name.chars)
@@ -331,7 +331,7 @@ def _delimiters(key: str, literal: str | list[str] | None, pattern: str | None) 
 
 
 def _literals(sequence: Sequence) -> tuple[str, ...]:
-    """The tags of a sequence without names, between which white space may stand."""
+    """Return the tags of a sequence without names, between which white space may stand."""
     found = [_bare(piece) for piece in sequence if not isinstance(piece, Space)]
     texts = tuple(piece for piece in found if isinstance(piece, str) and piece)
     if len(texts) != len(found):
@@ -344,13 +344,13 @@ def _bare(piece: Any) -> Any:
 
 
 def markers(tags: tuple[str, ...], model: ModelText) -> tuple[str, ...]:
-    """The special tokens that tags may be made of: they themselves, and those of the model that are part of one."""
+    """Return the special tokens that tags may be made of: tags, and tokens of the model that are part of one."""
     parts = sorted(token for token in model.special_tokens if token and any(token in tag for tag in tags))
     return tuple(dict.fromkeys((*filter(None, tags), *parts)))
 
 
 def distinct(tags: tuple[str, ...]) -> tuple[str, ...]:
-    """Tags of which none is the beginning of another.
+    """Tag of which none is the beginning of another.
 
     Raises:
         ValueError: one is.

@@ -1,4 +1,4 @@
-"""Walks through text that comes in pieces, from state to state, holding back only what no state can decide yet."""
+"""A scanner of incremental text, state by state, which holds back only undecided text."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Scanner:
         self._held = ""
 
     def feed(self, text: str) -> None:
-        """Some more text."""
+        """Feed more text."""
         data, self._held = self._held + text, ""
         self._run(data, last=False)
 
     def finish(self) -> None:
-        """The end of the text."""
+        """Finish at the end of the text."""
         data, self._held = self._held, ""
         self._run(data, last=True)
 
@@ -44,12 +44,15 @@ class Scanner:
 
 
 def may_begin(text: str, at: int, tag: str) -> bool:
-    """Whether all that is there from `at` on is the beginning of `tag`, and not yet the whole of it."""
+    """Return whether all that is there from `at` on is the beginning of `tag`, and not yet the whole of it."""
     return len(text) - at < len(tag) and tag.startswith(text[at:])
 
 
 def find_tag(text: str, at: int, tag: str, *, last: bool) -> int:
-    """Where `tag` stands or may begin, from `at` on; the end of the text if nowhere. With `last` nothing may begin."""
+    """Return where `tag` stands or may begin, from `at` on; the end of the text if nowhere.
+
+    With `last` nothing may begin.
+    """
     found = text.find(tag, at)
     if found >= 0:
         return found
@@ -79,16 +82,19 @@ class Tags:
         return bool(self.tags)
 
     def at(self, text: str, at: int) -> str:
-        """The tag that stands at `at`; empty if none does."""
+        """Return the tag that stands at `at`; empty if none does."""
         match = self._pattern.match(text, at)
         return "" if match is None else match[0]
 
     def may_begin(self, text: str, at: int) -> bool:
-        """Whether all that is there from `at` on is the beginning of a tag, and not yet the whole of it."""
+        """Return whether all that is there from `at` on is the beginning of a tag, and not yet the whole of it."""
         return len(text) - at < self._longest and text[at:] in self._prefixes
 
     def find(self, text: str, at: int, *, last: bool) -> int:
-        """Where a tag stands or may begin, from `at` on; the end of the text if nowhere. With `last` none may begin."""
+        """Return where a tag stands or may begin, from `at` on; the end of the text if nowhere.
+
+        With `last` none may begin.
+        """
         # Most pieces have no character that begins a tag.
         start = self._firsts.search(text, at)
         if start is None:
@@ -104,12 +110,12 @@ class Tags:
 
 
 def skip_white(text: str, at: int) -> int:
-    """Where white space that begins at `at` ends."""
+    """Return where white space that begins at `at` ends."""
     match = _SPACE.match(text, at)
     return at if match is None else match.end()
 
 
 def end_of(pattern: re.Pattern[str], text: str, at: int, longest: int) -> int:
-    """Where what matches at `at` ends, within so many characters; `at` if nothing does."""
+    """Return where what matches at `at` ends, within so many characters; `at` if nothing does."""
     match = pattern.match(text, at, at + longest)
     return at if match is None else match.end()

@@ -1,4 +1,4 @@
-"""Values that a model writes as plain text, as the JSON that a tool's schema asks for."""
+"""Conversion of plain-text values to JSON by a tool's schema."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class ParameterTypes:
                 break
 
     def declares(self, parameter: str) -> bool:
-        """Whether the schema names a parameter."""
+        """Return whether the schema names a parameter."""
         return parameter in self._properties()
 
     def of(self, parameter: str) -> Types | None:
-        """The types of a parameter; None if the schema does not say."""
+        """Return the types of a parameter; None if the schema does not say."""
         schema = self._properties().get(parameter, self._root.get("additionalProperties"))
         return self._types(schema, _DEPTH) or None
 
@@ -78,7 +78,7 @@ class ParameterTypes:
         return frozenset(found)
 
     def _target(self, reference: str) -> Any:
-        """What a reference inside the schema of the tool stands for."""
+        """Return what a reference inside the schema of the tool stands for."""
         found: Any = self._root if reference.startswith("#") else None
         for part in reference.removeprefix("#").split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
@@ -87,7 +87,7 @@ class ParameterTypes:
 
 
 def json_of(text: str, types: Types) -> str:
-    """The JSON of a value that was written as plain text. A text that fits none of the types is a string.
+    """Return the JSON of a value that was written as plain text. A text that fits none of the types is a string.
 
     A text that fits several types is the first of null, integer, number, boolean, object and array.
     """
@@ -112,12 +112,12 @@ def json_of(text: str, types: Types) -> str:
 
 
 def string(text: str) -> str:
-    """A JSON string."""
+    """Return a JSON string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def python_expression(text: str) -> ast.expr | None:
-    """The expression in Python that a text is; None if it is none, or has a comment, which would be lost."""
+    """Return the expression in Python that a text is; None if it is none, or has a comment, which would be lost."""
     if "#" in text and "#" in _PYTHON_STRING.sub("", text):
         return None
     try:
@@ -130,7 +130,7 @@ def python_expression(text: str) -> ast.expr | None:
 
 
 def json_of_literal(node: ast.expr | None) -> str | None:
-    """The JSON of a literal in Python; None if it is none, or one that JSON cannot say."""
+    """Return the JSON of a literal in Python; None if it is none, or one that JSON cannot say."""
     try:
         found = json.dumps(_literal(node), ensure_ascii=False, allow_nan=False)
         found.encode()

@@ -1,4 +1,4 @@
-"""By what a model's own files tell in which format it writes: data, one entry for each format."""
+"""Format markers: texts in a model's files that identify its format, one entry per format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from dynamo_core import ModelText
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What the chat template of a model has and lacks. A broader format names the markup of narrower ones as lacking.
+    """The texts that a model's chat template has and lacks.
+
+    A broader format lists the markup of narrower ones as lacking.
 
     A `fallback` counts only where no other format of the same table fits.
     """
@@ -22,7 +24,7 @@ class Signs:
     fallback: bool = False
 
     def found(self, template: str) -> str | None:
-        """Why a template is of the format, or None."""
+        """Return why a template is of the format, or None."""
         found = [text for text in self.one_of if text in template][:1]
         if (self.one_of and not found) or any(text in template for text in self.without):
             return None
@@ -89,7 +91,7 @@ REASONING_SIGNS: SignTable = {
 
 
 def recognize(table: SignTable, name: str, model: ModelText) -> str | None:
-    """Why a model writes in the format of this name, or None."""
+    """Return why a model writes in the format of this name, or None."""
     signs = table.get(name)
     reason = None if signs is None else signs.found(model.template)
     if reason is None or signs is None or not signs.fallback:

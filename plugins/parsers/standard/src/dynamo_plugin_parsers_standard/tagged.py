@@ -1,4 +1,4 @@
-"""Reads calls whose arguments are parameters between tags, and tells the arguments as JSON while they come."""
+"""A reader of calls with parameters between tags, which emits their arguments as JSON while they come."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TaggedCall(CallReader):
         return at + len(self._syntax.name_end)
 
     def _between(self, text: str, at: int, last: bool) -> int:
-        """After the name or the closing tag of a value."""
+        """Read the text after the name or the closing tag of a value."""
         if (came := skip_white(text, at)) > at:
             return came
         syntax = self._syntax
@@ -189,7 +189,7 @@ class TaggedCall(CallReader):
         return found + len(tag)
 
     def _after_close(self, text: str, at: int, last: bool) -> int:
-        """After the end of a call in a value without a closing tag."""
+        """Read the text after the end of a call in a value without a closing tag."""
         if (came := skip_white(text, at)) > at:
             return came
         found = self._tag(text, at, self._syntax.stops, last)
@@ -200,7 +200,7 @@ class TaggedCall(CallReader):
         return at
 
     def _fail(self, at: int) -> int:
-        """What follows is not what must follow: there is no call, or the value goes on."""
+        """Return what follows is not what must follow: there is no call, or the value goes on."""
         if not self._given:
             self.progress = Progress.BROKEN
             return at
@@ -209,13 +209,13 @@ class TaggedCall(CallReader):
         return at
 
     def _more(self, pattern: re.Pattern[str], text: str, at: int) -> int:
-        """Reads more of a name."""
+        """Read more of a name."""
         end = end_of(pattern, text, at, _LONGEST - len(self._word))
         self._word += text[at:end]
         return end
 
     def _tag(self, text: str, at: int, tags: Iterable[str], last: bool) -> str | None:
-        """The tag that stands here; an empty text if one may begin here; None otherwise."""
+        """Return the tag that stands here; an empty text if one may begin here; None otherwise."""
         for tag in tags:
             if text.startswith(tag, at):
                 return tag
@@ -253,7 +253,7 @@ class TaggedCall(CallReader):
         self._state = self._in_value
 
     def _take(self, text: str) -> None:
-        """Takes more of the value."""
+        """Take more of the value."""
         if not text:
             return
         if self._first:
@@ -308,7 +308,7 @@ class TaggedCall(CallReader):
 
 
 def tagged(syntax: TaggedSyntax) -> Callable[[Opened], CallReader]:
-    """The body of calls in these tags."""
+    """Return the body of calls in these tags."""
 
     def body(opened: Opened) -> CallReader:
         doubtful = syntax.doubtful and not opened.in_section
@@ -324,5 +324,5 @@ def _tags(*texts: str) -> Tags:
 
 @functools.cache
 def _key_before(end: str) -> re.Pattern[str]:
-    """The characters of a key that ends with a character. A tag cannot hide in it."""
+    """Return the characters of a key that ends with a character. A tag cannot hide in it."""
     return re.compile(f"[^<\\n{re.escape(end)}]*")

@@ -1,4 +1,4 @@
-"""Reasoning between tags: one reader for all formats, which are data."""
+"""A parser of reasoning between tags, for all formats that are data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _THINK = ("<think>", "</think>")
 
 @dataclass(frozen=True, slots=True)
 class ThoughtFormat:
-    """How a family of models marks its reasoning."""
+    """The reasoning markup of a family of models."""
 
     #: Opening tags, each with the one that closes it.
     pairs: tuple[tuple[str, str], ...] = (_THINK,)
@@ -87,12 +87,12 @@ class ThinkParser(ReasoningParser):
         self._newlines = 0
 
     def has_marker_tokens(self, markers: frozenset[str]) -> None:
-        """Markup of calls that is a token of the model ends reasoning as a token only."""
+        """Let markup of calls that is a token of the model end reasoning only as a token."""
         self._token_ends = markers.intersection(self._ends)
         self._ends = tuple(end for end in self._ends if end not in markers)
 
     def structural_tag(self) -> Mapping[str, Any] | None:
-        """Thoughts up to the closing tag, where they have begun; where they may, with both tags."""
+        """Return thoughts up to the closing tag, where they have begun; where they may, with both tags."""
         if self._done:
             return {"type": "const_string", "value": ""}
         if self.FORMAT.around is not None:
@@ -100,14 +100,14 @@ class ThinkParser(ReasoningParser):
         return reasoning_tag("" if self._inside else self.FORMAT.pairs[0][0], self._close)
 
     def feed(self, text: str) -> list[ParserDelta]:
-        """What some more text makes certain."""
+        """Return what some more text makes certain."""
         if self._done:
             return [ContentDelta(text)] if text else []
         self._scanner.feed(text)
         return self._out.take()
 
     def feed_marker(self, marker: str) -> list[ParserDelta]:
-        """What a special token makes certain."""
+        """Return what a special token makes certain."""
         if marker not in self._token_ends or self._done:
             return self.feed(marker)
         self._flush()
@@ -118,14 +118,14 @@ class ThinkParser(ReasoningParser):
         return self._out.take()
 
     def finish(self) -> list[ParserDelta]:
-        """What is left at the end."""
+        """Return what is left at the end."""
         self._flush()
         if self._scanner.state == self._reasoning:
             self._out.reasoning("\n" * self._newlines)
         return self._out.take()
 
     def _flush(self) -> None:
-        """What was held back is no beginning of a tag."""
+        """Flush text that was held back and begins no tag."""
         self._scanner.finish()
         if self._scanner.state == self._begin:
             self._begin_without_tag()
@@ -196,7 +196,7 @@ class ThinkParser(ReasoningParser):
         return at
 
     def _wrapped(self, text: str, at: int, last: bool) -> int:
-        """Content up to the tag that ends it."""
+        """Return content up to the tag that ends it."""
         around = self.FORMAT.around
         assert around is not None  # noqa: S101 - its opening tag was found
         closing = _tags(around[1])

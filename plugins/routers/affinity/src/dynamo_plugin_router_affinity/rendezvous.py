@@ -15,13 +15,13 @@ _BOUND = (5, 4)
 
 
 def capacity_of(card: ModelCard) -> int:
-    """The weight of a worker: the requests that all its ranks run at once."""
+    """Return the weight of a worker: the requests that all its ranks run at once."""
     facts = card.runtime_config
     return (facts.max_num_seqs or MAX_NUM_SEQS) * facts.data_parallel_size
 
 
 class SessionHash:
-    """Where a session belongs. The same everywhere, since it goes by the texts alone."""
+    """The place of a session. It depends on the texts alone, and is the same everywhere."""
 
     __slots__ = ("_key",)
 
@@ -29,7 +29,7 @@ class SessionHash:
         self._key = blake2b(session.encode(), digest_size=16).digest()
 
     def distance(self, name: str, weight: int = 1) -> float:
-        """How far a session is from something; the nearest has it.
+        """Return how far a session is from something; the nearest has it.
 
         It depends on no other name, so that one that comes or goes moves no session between others. Of all sessions
         each name is nearest to a share in proportion to its weight.
@@ -39,7 +39,7 @@ class SessionHash:
 
 
 def within_bound(requests: Mapping[int, int], capacities: Mapping[int, int]) -> set[int]:
-    """The workers that can have one more of the requests and stay within their bound; at least one.
+    """Return the workers that can have one more of the requests and stay within their bound; at least one.
 
     The bound is ``ceil(1.25 × (requests + 1) × share)``, where the share of a worker is its part of all capacity.
     """

@@ -36,7 +36,7 @@ class AffinityConfig(PluginConfig):
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Where a session can go now. `distances` are of all workers that may be chosen; `room` are those with room."""
+    """The workers that a session can go to. `distances` are of all eligible workers; `room` are those with room."""
 
     session: SessionHash
     distances: Mapping[int, float]
@@ -49,9 +49,10 @@ class _Choice:
     home: int
 
     def allowed(self) -> set[int]:
-        """The workers with room whose caches hold most of the prompt; of several the home of the session, if possible.
+        """Return the workers with room whose caches hold most of the prompt.
 
-        Where the caches are known, the home must also cost no more than the others.
+        Of several the home of the session, if possible. Where the caches are known, the home must also cost no more
+        than the others.
         """
         overlaps = dict.fromkeys(self.room, 0)
         costs = dict.fromkeys(self.room, inf)
@@ -67,17 +68,17 @@ class _Choice:
         return best
 
     def source(self, chosen: int) -> str:
-        """What a choice was made from, for metrics."""
+        """Return what a choice was made from, for metrics."""
         if chosen != self.home:
             return "overlap"
         return "session" if self.home == min(self.distances, key=self.distances.__getitem__) else "bound"
 
     def rank(self, worker: int, pool: PoolView) -> int:
-        """The rank of a worker that the session belongs to."""
+        """Return the rank of a worker that the session belongs to."""
         return min(_ranks_of(worker, pool), key=lambda rank: self.rank_distance(worker, rank))
 
     def rank_distance(self, worker: int, rank: int) -> float:
-        """How far the session is from a rank of a worker."""
+        """Return how far the session is from a rank of a worker."""
         return self.session.distance(f"{worker:x}/{rank}")
 
 
@@ -103,12 +104,12 @@ class AffinityRouter(Router):
         self._decisions = {source: decisions.labels(source) for source in ("session", "bound", "overlap", "other")}
 
     async def start(self) -> None:
-        """Starts the inner router."""
+        """Start the inner router."""
         if self._inner is not None:
             await self._inner.start()
 
     async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
-        """The worker of the session; see `Router.route`. What the inner router raises is raised."""
+        """Return the worker of the session; see `Router.route`. What the inner router raises is raised."""
         inner, session = self._inner, self._session(request)
         if inner is None:
             choice = self._choose(session or request.request_id, request, pool)
@@ -135,7 +136,7 @@ class AffinityRouter(Router):
         return route
 
     def explain(self, request: RoutingRequest, pool: PoolView) -> Sequence[ScoredRank] | None:
-        """The costs of the inner router, with the ranks marked that the session can go to.
+        """Return the costs of the inner router, with the ranks marked that the session can go to.
 
         Without such costs a rank costs its place in the order of the session, with workers over their bound last.
 
@@ -163,17 +164,17 @@ class AffinityRouter(Router):
         ]
 
     async def aclose(self) -> None:
-        """Closes the inner router."""
+        """Close the inner router."""
         if self._inner is not None:
             await self._inner.aclose()
 
     @staticmethod
     def _session(request: RoutingRequest) -> str:
-        """The session that the choice goes by; empty if there is none, or if no cache is of use."""
+        """Return the session that the choice goes by; empty if there is none, or if no cache is of use."""
         return "" if request.phase is Phase.DECODE else request.principal.session
 
     def _choose(self, session: str, request: RoutingRequest, pool: PoolView) -> _Choice:
-        """Where a session can go now.
+        """Return where a session can go now.
 
         Raises:
             DynamoError: no worker may be chosen.

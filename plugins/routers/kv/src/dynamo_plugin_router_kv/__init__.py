@@ -1,4 +1,4 @@
-"""The router that goes by what the KV caches of workers hold."""
+"""The router that prefers workers whose KV caches hold the prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which ranks may be chosen for a request."""
+"""The eligible ranks for a request."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Candidates:
 
     @classmethod
     def of(cls, instances: Sequence[Instance], pool: PoolView) -> Candidates:
-        """All ranks of these workers."""
+        """Return all ranks of these workers."""
         cards = pool.cards
         return cls([(one, rank) for one in instances for rank in ranks_of(one.instance_id, cards[one.instance_id])])
 
     def of_rank(self, dp_rank: int) -> Candidates:
-        """Those with a rank of this number."""
+        """Return those with a rank of this number."""
         return Candidates([pair for pair in zip(self.instances, self.ranks, strict=True) if pair[1][1] == dp_rank])
 
     def overlaps(self, index: KvIndex, depths: Depths) -> list[int]:
-        """The overlap of each rank, from what the index says of all."""
+        """Return the overlap of each rank, from what the index says of all."""
         if not depths:
             return [0] * len(self.ranks)
         if self._generation != index.generation:
@@ -75,14 +75,14 @@ class Candidates:
 
 
 def requested_worker(hints: RoutingHints, phase: Phase) -> int | None:
-    """The worker that a request names, for this phase."""
+    """Return the worker that a request names, for this phase."""
     if phase is Phase.PREFILL:
         return hints.prefill_worker_id
     return hints.decode_worker_id if hints.decode_worker_id is not None else hints.backend_instance_id
 
 
 def requested_rank(hints: RoutingHints, phase: Phase) -> int | None:
-    """The rank that it names."""
+    """Return the rank that it names."""
     return hints.prefill_dp_rank if phase is Phase.PREFILL else hints.dp_rank
 
 
@@ -95,7 +95,7 @@ class CandidateSelector:
         self._everybody: Candidates | None = None
 
     def candidates(self, request: RoutingRequest, pool: PoolView) -> Candidates:
-        """At least one.
+        """Return the candidates, at least one.
 
         Raises:
             ServiceOverloaded: there are such workers, but none may be routed to now.

@@ -28,11 +28,11 @@ class Weights:
 
     @classmethod
     def of(cls, config: KvConfig) -> Weights:
-        """Those of the router."""
+        """Return those of the router."""
         return cls(**{name: getattr(config, name) for name in cls.__slots__})
 
     def overridden(self, override: RouterConfigOverride) -> Weights:
-        """Those of one request."""
+        """Return those of one request."""
         return replace(
             self,
             overlap_score_credit=_or(override.overlap_score_credit, self.overlap_score_credit),
@@ -53,7 +53,7 @@ def costs(
     loads: Sequence[Load],
     requests: Sequence[int] | None = None,
 ) -> list[float]:
-    """The cost of giving a prompt of so many tokens, which fill so many blocks, to each rank; lower is better.
+    """Return the cost of giving a prompt of so many tokens, which fill so many blocks, to each rank; lower is better.
 
     ``scale × max(0, blocks to be prefilled − credit × overlap) + blocks held with the request + weight × requests``.
     `overlaps` are the blocks of the prompt that each rank has in its cache. `requests` may be left out if they weigh
@@ -89,7 +89,7 @@ def costs(
 
 
 def choose(costs: Sequence[float], temperature: float, draw: random.Random) -> int:
-    """Which one to take: the cheapest, any of them if several are; or, with a temperature, one at random.
+    """Return which one to take: the cheapest, any of them if several are; or, with a temperature, one at random.
 
     Then the chance is proportional to ``exp(−(cost − least) / ((most − least) × temperature))``.
     """
@@ -107,7 +107,7 @@ def choose(costs: Sequence[float], temperature: float, draw: random.Random) -> i
 
 
 def best(costs: Sequence[float], count: int, chosen: int) -> list[int]:
-    """The `count` cheapest in the order of their costs, with the chosen one in place of the last unless it is there."""
+    """Return the `count` cheapest by cost, with the chosen one in place of the last unless it is among them."""
     found = heapq.nsmallest(count, range(len(costs)), key=costs.__getitem__)
     if chosen not in found:
         found[-1] = chosen

@@ -11,7 +11,7 @@ Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class KvConfig(PluginConfig):
-    """How overlap and load are weighed, and where the router knows of the caches from."""
+    """The weights of overlap and load, and the router's source of cache contents."""
 
     LIVE: ClassVar[frozenset[str]] = frozenset(
         {

@@ -1,4 +1,4 @@
-"""Applies the events of workers to the index: in order, without gaps, and through their restarts.
+"""The follower of worker events: applies them to the index in order, without gaps, and through restarts.
 
 The events of a rank are numbered. The worker is asked for a missing one: it keeps the newest events and the contents of
 its cache. Until it has answered, later events wait. Pure: the router decides when to ask.
@@ -24,7 +24,7 @@ OnWarning = Callable[[str], None]
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """How far one rank has been followed; `last` is -1 before its first event."""
+    """The position in one rank's events; `last` is -1 before its first event."""
 
     epoch: int
     last: int
@@ -61,7 +61,7 @@ class EventFollower:
         return self._workers.keys()
 
     def add(self, worker_id: int, *, has_history: bool) -> bool:
-        """Adds a worker; whether it is new. One that `has_history` is asked for it: its cache may hold much already."""
+        """Add a worker; whether it is new. One that `has_history` is asked for it: its cache may hold much already."""
         if worker_id in self._workers:
             return False
         self._workers[worker_id] = _Worker(has_history)
@@ -69,13 +69,13 @@ class EventFollower:
         return True
 
     def ask(self, worker_id: int) -> None:
-        """Asks a worker for its history, if it was added and has one."""
+        """Ask a worker for its history, if it was added and has one."""
         worker = self._workers.get(worker_id)
         if worker is not None and worker.has_history:
             self.missing.add(worker_id)
 
     def remove(self, worker_id: int) -> None:
-        """A worker has gone, and with it all that it held."""
+        """Remove a worker and all that it held."""
         worker = self._workers.pop(worker_id, None)
         self.missing.discard(worker_id)
         if worker is not None:
@@ -85,7 +85,7 @@ class EventFollower:
     # What they tell.
 
     def on_event(self, router_event: RouterEvent) -> bool:
-        """Applies an event; False if its worker was not added."""
+        """Apply an event; False if its worker was not added."""
         worker = self._workers.get(router_event.worker_id)
         if worker is None:
             return False
@@ -135,18 +135,18 @@ class EventFollower:
     # What was missed.
 
     def on_gap(self) -> None:
-        """Events of any worker may have been missed."""
+        """Record that events of any worker may have been missed."""
         self.missing.update(worker_id for worker_id, worker in self._workers.items() if worker.has_history)
 
     def positions(self, worker_id: int) -> list[KvSeen]:
-        """The positions to send with a request for history."""
+        """Return the positions to send with a request for history."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return []
         return [KvSeen(rank, feed.epoch, feed.last) for rank, feed in worker.feeds.items() if feed.last >= 0]
 
     def on_history_part(self, worker_id: int, part: KvHistoryPart) -> None:
-        """Applies one part of the answer, in order."""
+        """Apply one part of the answer, in order."""
         worker = self._workers.get(worker_id)
         if worker is None:
             return
@@ -164,11 +164,11 @@ class EventFollower:
             feed.last = part.event_id
 
     def on_history_complete(self, worker_id: int) -> None:
-        """Applies the events that waited for the complete answer."""
+        """Apply the events that waited for the complete answer."""
         self._resume(worker_id, answered=True)
 
     def on_history_failed(self, worker_id: int) -> None:
-        """Goes on without an answer: missed blocks stay unknown, and missed evictions stay in the index for now."""
+        """Go on without an answer: missed blocks stay unknown, and missed evictions stay in the index for now."""
         self._resume(worker_id, answered=False)
 
     def _resume(self, worker_id: int, *, answered: bool) -> None:
@@ -197,7 +197,7 @@ class EventFollower:
 
 
 def kinds() -> Sequence[str]:
-    """The kinds of events, as metrics name them."""
+    """Return the kinds of events, as metrics name them."""
     return ("stored", "removed", "cleared")
 
 

@@ -1,4 +1,4 @@
-"""Which rank of which worker holds which KV blocks: a flat map from sequence hashes to sets of ranks.
+"""The index of KV blocks by rank: a flat map from sequence hashes to sets of ranks.
 
 A sequence hash stands for its whole prefix, so the deepest block that a rank holds *without a hole before it* is its
 overlap, and no tree is needed. As long as every block that a rank holds has its parent there too, that block is found
@@ -78,19 +78,19 @@ class KvIndex:
         return len(self._map)
 
     def held(self, rank: Rank) -> int:
-        """How many blocks a rank holds."""
+        """Return how many blocks a rank holds."""
         holder = self._ranks.get(rank)
         return len(holder.blocks) if holder is not None else 0
 
     def bit(self, rank: Rank) -> int:
-        """The bit of a rank in the sets of `overlaps`; 0 if it holds nothing. Holds until the rank is cleared."""
+        """Return the bit of a rank in the sets of `overlaps`; 0 if it holds nothing. Hold until the rank is cleared."""
         holder = self._ranks.get(rank)
         return holder.held if holder is not None else 0
 
     # What ranks tell.
 
     def apply(self, rank: Rank, event: KvEvent) -> Status:
-        """Applies an event of one rank."""
+        """Apply an event of one rank."""
         data = event.data
         if type(data) is KvStored:
             return self.store(rank, data.parent_hash, data.blocks)
@@ -100,9 +100,9 @@ class KvIndex:
         return Status.OK
 
     def store(self, rank: Rank, parent_hash: int | None, blocks: Sequence[KvBlock]) -> Status:
-        """Blocks that follow one another, behind `parent_hash`, which the rank must hold; None: from the start.
+        """Return blocks that follow one another, behind `parent_hash`, which the rank must hold; None: from the start.
 
-        Hashes of the engine may be of either sign. A block that is there already stays where it is.
+        Hash of the engine may be of either sign. A block that is there already stays where it is.
         """
         holder = self._ranks.get(rank)
         parent = 0
@@ -157,7 +157,7 @@ class KvIndex:
         return Status.OK
 
     def _add_child(self, holder: _RankBlocks, parent: int) -> None:
-        """A block of a rank is followed by one more."""
+        """Add a child to a block of a rank."""
         ranks = self._map[parent]
         if ranks & holder.child:
             holder.children[parent] = holder.children.get(parent, 1) + 1
@@ -165,7 +165,7 @@ class KvIndex:
             self._map[parent] = ranks | holder.child
 
     def remove(self, rank: Rank, block_hashes: Iterable[int]) -> Status:
-        """Blocks that a rank holds no more, in any order; those that are not known are left out."""
+        """Return blocks that a rank holds no more, in any order; those that are not known are left out."""
         status = Status.OK
         holder = self._ranks.get(rank)
         if holder is None:
@@ -211,7 +211,7 @@ class KvIndex:
         return status
 
     def clear(self, rank: Rank) -> None:
-        """A rank holds nothing any more. It is not found from now on; `sweep` tidies up after it."""
+        """Clear a rank, which is not found from now on; `sweep` tidies up after it."""
         holder = self._ranks.pop(rank, None)
         if holder is not None:
             self._live &= ~holder.held
@@ -220,7 +220,7 @@ class KvIndex:
             self.generation += 1
 
     def sweep(self, limit: int) -> bool:
-        """Takes up to `limit` blocks of ranks that are gone out of the map; whether there are more."""
+        """Take up to `limit` blocks of ranks that are gone out of the map; whether there are more."""
         table = self._map
         while self._dead and limit > 0:
             holder = self._dead[0]
@@ -246,7 +246,10 @@ class KvIndex:
     # What requests ask.
 
     def overlaps(self, hashes: Sequence[int]) -> Depths:
-        """Of a prompt's sequence hashes, how many from the start each rank holds; ranks that hold none are left out."""
+        """Return how many of a prompt's sequence hashes each rank holds from the start.
+
+        Ranks with none are left out.
+        """
         if not hashes:
             return []
         get = self._map.get

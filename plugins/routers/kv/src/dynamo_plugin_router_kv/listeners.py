@@ -1,4 +1,4 @@
-"""The listeners of this process for ended requests. Light, since it is imported where no router runs."""
+"""Hook listeners for ended requests. Light, since it is imported where no router runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Is told."""
+    """A hook listener for ended requests."""
 
     def finished(self, record: RequestRecord) -> None:
-        """Records an ended request; any router may have chosen its worker."""
+        """Record an ended request; any router may have chosen its worker."""
 
 
 #: Called once for each request: a list of weak references is the cheapest that does not keep them alive.
@@ -21,17 +21,17 @@ _listeners: list[ref[Listener]] = []
 
 
 def register(listener: Listener) -> None:
-    """Notifies it from now on, for as long as it lives."""
+    """Notify it from now on, for as long as it lives."""
     _listeners.append(ref(listener, _listeners.remove))
 
 
 def unregister(listener: Listener) -> None:
-    """Stops notifying it. Safe twice."""
+    """Stop notifying it. Safe twice."""
     _listeners[:] = [one for one in _listeners if one() is not listener]
 
 
 def finished(record: RequestRecord) -> None:
-    """Tells all."""
+    """Tell all."""
     for one in tuple(_listeners):
         listener = one()
         if listener is not None:

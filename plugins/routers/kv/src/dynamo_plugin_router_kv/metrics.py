@@ -103,7 +103,7 @@ class _WorkerFamilies:
 
 
 class RouterMetrics:
-    """What one router counts. Children are looked up once per worker."""
+    """The metrics of one router. Children are looked up once per worker."""
 
     def __init__(self, scope: MetricsScope, pool: PoolView, policy: str) -> None:
         self._pool = pool
@@ -164,11 +164,11 @@ class RouterMetrics:
         register(self)
 
     def applied(self, kind: str, status: Status) -> None:
-        """An event was taken in."""
+        """Record that an event was taken in."""
         self._applied[kind, status].inc()
 
     def warned(self, kind: str) -> None:
-        """An event was odd."""
+        """Record that an event was odd."""
         self._warnings.labels(kind).inc()
 
     def registered(self, ranks: Collection[Rank]) -> None:
@@ -200,7 +200,7 @@ class RouterMetrics:
         most: int,
         times: Sequence[float],
     ) -> None:
-        """A worker was chosen that holds `overlap` of a prompt's blocks, where another one holds `most`.
+        """Record that a worker was chosen that holds `overlap` of a prompt's blocks, where another one holds `most`.
 
         `times` are seconds: when the choice began, and when each of its parts had ended.
         """
@@ -219,7 +219,7 @@ class RouterMetrics:
         self._overheads[-1].observe((before - times[0]) * 1000)
 
     def finished(self, record: RequestRecord) -> None:
-        """A request has ended, of this router or another one."""
+        """Record that a request has ended, of this router or another one."""
         if record.instance_id is None or record.model != self._pool.model:
             return
         instance = self._pool.instances.get(record.instance_id)
@@ -236,7 +236,7 @@ class RouterMetrics:
                 worker.between_tokens.observe((record.duration - first) / (record.output_tokens - 1))
 
     def close(self) -> None:
-        """The router is gone, and what it told of its workers with it."""
+        """Remove the router's metrics of its workers."""
         unregister(self)
         self.unregistered(tuple(self._ranks), {worker_id for worker_id, _ in self._ranks})
         self.silent.set(0)
@@ -277,7 +277,7 @@ class RouterMetrics:
 
 
 def ranks_of(instance_id: int, card: ModelCard) -> Sequence[Rank]:
-    """All ranks of a worker."""
+    """Return all ranks of a worker."""
     facts = card.runtime_config
     start = facts.data_parallel_start_rank
     return [(instance_id, rank) for rank in range(start, start + facts.data_parallel_size)]

@@ -1,4 +1,4 @@
-"""Predicts the caches of workers without events: the blocks of the prompts that went to them, for a while."""
+"""Predicted caches of workers without events: the blocks of recent prompts sent to them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PredictedCache:
     def routed(
         self, rank: Rank, blocks: Sequence[int], chain: Sequence[int], now: float, *, capacity: int | None = None
     ) -> None:
-        """A prompt, by its block and sequence hashes, went to a rank that has room for `capacity` blocks."""
+        """Record that a prompt, given by its hashes, went to a rank that has room for `capacity` blocks."""
         expiries = self._ranks.get(rank)
         if expiries is None:
             expiries = self._ranks[rank] = OrderedDict()
@@ -54,7 +54,7 @@ class PredictedCache:
             self._index.remove(rank, [expiries.popitem(last=False)[0] for _ in range(len(expiries) - limit)])
 
     def expire(self, now: float) -> None:
-        """Takes out what has not been used for long."""
+        """Take out what has not been used for long."""
         for rank, expiries in self._ranks.items():
             gone = []
             for sequence, until in expiries.items():

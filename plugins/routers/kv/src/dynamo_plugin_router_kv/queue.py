@@ -1,4 +1,4 @@
-"""Requests that wait until a worker has little enough to prefill."""
+"""The queue of requests that wait until a worker has little enough to prefill."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class RouteQueue:
         self._waiting = 0
 
     def __len__(self) -> int:
-        """The number of waiting requests."""
+        """Return the number of waiting requests."""
         return self._waiting
 
     async def wait(self, ready: Callable[[], bool], order: tuple[float, float]) -> None:
-        """Returns when `ready` says so and no other request goes first; a lower `order` goes first.
+        """Return when `ready` says so and no other request goes first; a lower `order` goes first.
 
         The next request sees the effect of what the caller does then without waiting.
 
@@ -72,7 +72,7 @@ class RouteQueue:
                 raise ServiceOverloaded() from error
 
     def notify(self) -> None:
-        """Releases the first request if it is ready now."""
+        """Release the first request if it is ready now."""
         if self._going is not None:
             return
         while self._heap:
@@ -88,7 +88,7 @@ class RouteQueue:
             return
 
     def close(self) -> None:
-        """Stops the checks and refuses all waiting requests."""
+        """Stop the checks and refuse all waiting requests."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

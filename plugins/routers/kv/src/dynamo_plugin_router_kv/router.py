@@ -81,14 +81,14 @@ class _Scores:
     times: Sequence[float]
 
     def rated(self, number: int) -> ScoredRank:
-        """One candidate as others see it."""
+        """Return one candidate as others see it."""
         return ScoredRank(
             *self.candidates.ranks[number], self.overlaps[number], *self.loads[number], self.costs[number]
         )
 
 
 class KvRouter(Router):
-    """Sends a request where its prompt costs least to compute and the worker has least to do beside it."""
+    """A router to the rank where the prompt costs least to compute and the worker has least to do beside it."""
 
     NAME = "kv"
     Config = KvConfig
@@ -124,13 +124,13 @@ class KvRouter(Router):
             self._unwatch = self._tracker.watch(self._queue.notify)
 
     async def start(self) -> None:
-        """Subscribes to cache events, and asks workers for the contents of their caches. Until then load decides."""
+        """Subscribe to cache events, and ask workers for the contents of their caches. Until then load decides."""
         self._tasks.spawn(self._maintain(), name="keep kv index")
         if self._predicted is None:
             self._tasks.spawn(self._listen(), name="hear kv events")
 
     async def aclose(self) -> None:
-        """Stops background work. Safe twice, and without `start`."""
+        """Stop background work. Safe twice, and without `start`."""
         await self._tasks.aclose()
         if self._settings.queue_threshold is not None:
             self._unwatch()
@@ -138,14 +138,14 @@ class KvRouter(Router):
         self._metrics.close()
 
     async def reconfigure(self, config: PluginConfig) -> None:
-        """The next choice goes by the new weights."""
+        """Apply the new weights to the next choice."""
         self._settings = self.config = cast(KvConfig, config)
         self._weights = Weights.of(self._settings)
 
     # Choosing.
 
     async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
-        """The cheapest rank; see `Router.route`.
+        """Return the cheapest rank; see `Router.route`.
 
         Raises:
             InvalidArgument: a token id is none, or no worker has the rank that the request names.
@@ -182,7 +182,7 @@ class KvRouter(Router):
         return self._predicted is None and not self._silent
 
     def explain(self, request: RoutingRequest, pool: PoolView) -> list[ScoredRank]:
-        """How every rank that may be chosen looks to a request now. Nothing is chosen, and nothing counted.
+        """Return how every rank that may be chosen looks to a request now. Nothing is chosen, and nothing counted.
 
         Raises:
             DynamoError: as `route`.
@@ -238,7 +238,7 @@ class KvRouter(Router):
     def _record_route(
         self, request: RoutingRequest, scores: _Scores, rank: tuple[int, int], overlap: int, pool: PoolView
     ) -> None:
-        """What follows from a choice for what is known of caches."""
+        """Record the effect of a choice on the known caches."""
         if request.phase is Phase.DECODE or not scores.chain:
             return
         if self._predicted is not None:
@@ -278,7 +278,7 @@ class KvRouter(Router):
         return False
 
     def _order(self, request: RoutingRequest, pool: PoolView) -> tuple[float, float]:
-        """The sort key of the queue: `strict_priority`, then arrival or work; the lowest goes first."""
+        """Return the sort key of the queue: `strict_priority`, then arrival or work; the lowest goes first."""
         hints = request.request.routing
         strict = (hints.strict_priority if hints is not None else None) or 0
         jump = max(0.0, (hints.priority_jump if hints is not None else None) or 0.0)
@@ -316,13 +316,13 @@ class KvRouter(Router):
         self._request_histories()
 
     def _look_again(self, now: float) -> None:
-        """Asks workers that came a while ago once more, for what they told before their events reached this process."""
+        """Ask workers that came a while ago once more, for what they told before their events reached this process."""
         while self._joined and self._joined[0][0] <= now:
             self._follower.ask(self._joined.popleft()[1])
         self._request_histories()
 
     async def _listen(self) -> None:
-        """Applies events, for as long as there is an event plane."""
+        """Apply events, for as long as there is an event plane."""
         while True:
             try:
                 async with aclosing(self.services.events.subscribe(KV_EVENTS, self.services.directory)) as events:
@@ -353,7 +353,7 @@ class KvRouter(Router):
         self._request_histories()
 
     def _request_histories(self) -> None:
-        """Asks workers for missing events, unless a request is under way."""
+        """Ask workers for missing events, unless a request is under way."""
         for worker_id in self._follower.missing - self._asking:
             self._asking.add(worker_id)
             self._tasks.spawn(self._catch_up(worker_id), name=f"kv history of {worker_id:016x}")
@@ -391,7 +391,7 @@ class KvRouter(Router):
             self._asking.discard(worker_id)
 
     async def _maintain(self) -> None:
-        """Maintenance: workers that came or went between requests, expiry, clean-up, and the alarm."""
+        """Maintain the state: workers that came or went between requests, expiry, clean-up, and the alarm."""
         loop = asyncio.get_running_loop()
         while True:
             if self._pool.version != self._version:
@@ -406,7 +406,7 @@ class KvRouter(Router):
             await asyncio.sleep(TICK)
 
     def _check_silence(self, now: float) -> None:
-        """Raises or ends the alarm: requests come, but no cache events."""
+        """Raise or end the alarm: requests come, but no cache events."""
         limit = self._settings.alarm_secs
         silent = self._due_since is not None and now - self._due_since >= limit
         if silent == self._silent:

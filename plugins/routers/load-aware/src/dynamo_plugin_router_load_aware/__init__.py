@@ -1,4 +1,4 @@
-"""Routers that look at load: random, the better of two, the least loaded."""
+"""Load-aware routers: random, the better of two, the least loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three routers. The load is core's: nothing is counted here."""
+"""The three routers. They read core's load and count nothing themselves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LoadAwareRouter(Router):
         self._tracker = services.tracker
 
     async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
-        """Chooses a worker, then one of its ranks."""
+        """Choose a worker, then one of its ranks."""
         eligible = pool.eligible(request.excluded)
         if not eligible:
             raise no_worker(pool)
@@ -41,10 +41,10 @@ class LoadAwareRouter(Router):
 
     @abstractmethod
     def _choose(self, eligible: Sequence[Instance], pool: PoolView) -> Instance:
-        """One of the workers, of which there is at least one."""
+        """Return one of the workers, of which there is at least one."""
 
     def _choose_rank(self, instance_id: int, ranks: range) -> int:
-        """The rank with the least to prefill, then with the fewest blocks; any of them if several are alike."""
+        """Return the rank with the least to prefill, then with the fewest blocks; any of them if several are alike."""
         loads = [
             (self._tracker.prefill_tokens(instance_id, rank), self._tracker.blocks(instance_id, rank)) for rank in ranks
         ]
@@ -52,7 +52,7 @@ class LoadAwareRouter(Router):
         return self._random.choice([rank for rank, load in zip(ranks, loads, strict=True) if load == least])
 
     def _below(self, limit: int) -> int:
-        """A random number from 0 up to, not including, `limit`."""
+        """Return a random number from 0 up to, not including, `limit`."""
         return int(self._random.random() * limit)
 
 
@@ -69,7 +69,7 @@ class RandomRouter(LoadAwareRouter):
 
 
 class PowerOfTwoRouter(LoadAwareRouter):
-    """Of two different workers drawn at random, the one with fewer active requests; if equal, either."""
+    """The less loaded of two workers drawn at random; if equal, either."""
 
     NAME = "power-of-two"
 

@@ -1,4 +1,4 @@
-"""Workers in turn."""
+"""A router that takes workers in turn."""
 
 from __future__ import annotations
 

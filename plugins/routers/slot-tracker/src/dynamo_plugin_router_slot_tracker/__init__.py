@@ -1,4 +1,4 @@
-"""The slot tracker: accounting of active requests as a service of its own, and a router that asks such a service."""
+"""The slot tracker: accounting of active requests as a service, and a router that asks it."""
 
 from __future__ import annotations
 

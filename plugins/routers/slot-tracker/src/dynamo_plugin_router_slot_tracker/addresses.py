@@ -1,4 +1,4 @@
-"""Addresses of replicas: which ZMQ endpoints are accepted, from an operator and from a client."""
+"""Addresses of replicas: the ZMQ endpoints accepted from an operator and from a client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ends_in_digits = re.compile(r"(^|\.)[0-9]+\.?$")
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Refuses what is no endpoint of another process.
+    """Refuse what is no endpoint of another process.
 
     Raises:
         ValueError: the text says what is wrong.
@@ -28,7 +28,7 @@ def check_endpoint(endpoint: str) -> None:
 
 
 def check_peer(endpoint: str) -> None:
-    """Refuses what a client may not register: all but the host and port of a TCP socket.
+    """Refuse what a client may not register: all but the host and port of a TCP socket.
 
     Files and multicast groups of this host are no affair of a client. The library itself refuses the host ``*``.
 

@@ -1,4 +1,4 @@
-"""The HTTP routes of the service. Each call reads its body, does one thing to the registry, and tells the replicas."""
+"""The HTTP routes of the service. Each reads its body, changes the registry once, and informs the replicas."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ _TEXTS = {
 
 
 def respond_error(problem: Problem) -> web.Response:
-    """An error as the routes of this service word it."""
+    """Return an error as the routes of this service word it."""
     text = problem.message.encode("utf-8", "replace").decode()
     return error_response(problem, _encoder.encode({"error": text}))
 
 
 def respond_listener_error(problem: Problem) -> web.Response:
-    """An error of the listener, not of a route."""
+    """Return an error of the listener, not of a route."""
     return respond_error(msgspec.structs.replace(problem, message=_TEXTS.get(problem.status, problem.message)))
 
 
 class Api:
-    """The routes over one registry; without `replicas` synchronization is off."""
+    """A frontend that generates. Subclasses list their operations."""
 
     def __init__(self, registry: Registry, replicas: Replicas | None, count: Count | None = None) -> None:
         self._registry = registry
@@ -68,7 +68,7 @@ class Api:
         self._peer = BodyOf(Peer)
 
     def routes(self) -> list[HttpRoute]:
-        """All of them; the first one is `/health`."""
+        """Return all of them; the first one is `/health`."""
         table: list[tuple[str, str, HttpHandler, str]] = [
             ("GET", "/health", self._health, "200 while this process listens"),
             ("POST", "/register", self._register, "adds a worker"),
@@ -176,7 +176,7 @@ class Api:
 
 
 def _filters(http: web.Request) -> list[str | None]:
-    """The model and the tenant that are asked for; None stands for all."""
+    """Return the model and the tenant that are asked for; None stands for all."""
     query = http.query
     for name in _FILTERS:
         if len(query.getall(name, ())) > 1:

@@ -1,4 +1,4 @@
-"""A client of the service: its calls with a deadline each, and what is known of whether it is there."""
+"""A client of the service: calls with a deadline each, and the known state of the service."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _loads = msgspec.json.Decoder(list[PotentialLoad])
 
 
 class ServiceUnreachable(Exception):
-    """The service did not answer, or not as one does. If this is `uncertain`, it may have done what was asked."""
+    """The service did not answer, or not properly. If this is `uncertain`, it may have acted."""
 
     def __init__(self, *, uncertain: bool = True) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class ServiceClient:
         return self.present or asyncio.get_running_loop().time() >= self._away_until
 
     async def register(self, worker: Registration) -> None:
-        """Makes a worker known; fine if it is.
+        """Make a worker known; fine if it is.
 
         Raises:
             ServiceUnreachable: no answer.
@@ -82,7 +82,7 @@ class ServiceClient:
                 raise
 
     async def unregister(self, worker: Unregistration) -> None:
-        """Makes a worker unknown; fine if it is. Raises `ServiceUnreachable` or `Refused`."""
+        """Make a worker unknown; fine if it is. Raise `ServiceUnreachable` or `Refused`."""
         try:
             await self._post("/unregister", worker)
         except Refused as refused:
@@ -90,15 +90,15 @@ class ServiceClient:
                 raise
 
     async def add(self, addition: Addition) -> None:
-        """Counts a request in. Raises `ServiceUnreachable` or `Refused`."""
+        """Count a request in. Raise `ServiceUnreachable` or `Refused`."""
         await self._post("/add", addition)
 
     async def complete_prefill(self, key: RequestKey) -> None:
-        """Raises `ServiceUnreachable` or `Refused`."""
+        """Raise `ServiceUnreachable` or `Refused`."""
         await self._post("/prefill_complete", key)
 
     async def free(self, key: RequestKey, *, urgent: bool = False) -> None:
-        """Counts a request out; an `urgent` call is also made while the service is to be left alone.
+        """Count a request out; an `urgent` call is also made while the service is to be left alone.
 
         Raises:
             ServiceUnreachable: no answer.
@@ -107,7 +107,7 @@ class ServiceClient:
         await self._post("/free", key, urgent=urgent)
 
     async def potential_loads(self, projection: Projection) -> list[PotentialLoad]:
-        """What each rank would be busy with. Raises `ServiceUnreachable` or `Refused`."""
+        """Return what each rank would be busy with. Raise `ServiceUnreachable` or `Refused`."""
         answer = await self._post("/potential_loads", projection)
         try:
             return read(_loads, answer)
@@ -116,7 +116,7 @@ class ServiceClient:
             raise ServiceUnreachable from error
 
     async def aclose(self) -> None:
-        """Closes the connections. Safe twice."""
+        """Close the connections. Safe twice."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()

@@ -1,4 +1,4 @@
-"""From the body of a call to a value, or to the reason why not."""
+"""Decoding of the body of a call into a value or an error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BodyOf(Generic[BodyT]):
         self._strict = StrictFields(type.__struct_encode_fields__)
 
     async def read(self, http: web.Request) -> BodyT:
-        """The body of a call.
+        """Return the body of a call.
 
         Raises:
             Refusal: it is no JSON, says that it is something else, or is not what is expected.

@@ -1,4 +1,4 @@
-"""What the service refuses, and with which status."""
+"""The errors of the service and their statuses."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ class Refusal(HttpFault):
 
 
 class Malformed(Refusal):
-    """What was sent makes no sense."""
+    """The body makes no sense."""
 
 
 class Unknown(Refusal):
-    """What is meant is not there."""
+    """The named object does not exist."""
 
     STATUS = 404
 
 
 class Conflict(Refusal):
-    """It contradicts what is there."""
+    """The request contradicts the state."""
 
     STATUS = 409
 
@@ -41,7 +41,7 @@ class WrongContentType(Refusal):
 
 
 class WrongSchema(Refusal):
-    """The body is JSON, but not what is expected here."""
+    """The body is JSON, but of another schema."""
 
     STATUS = 422
 

@@ -1,5 +1,4 @@
-"""What replicas tell each other, as two frames, a topic and a msgpack map: one message per lifecycle event, and between
-replicas that repair gaps what that takes."""
+"""The messages between replicas, as two frames, a topic and a msgpack map."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ U64 = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class PrefillHint(msgspec.Struct, frozen=True):
-    """How much there is to prefill."""
+    """The amount of prefill."""
 
     initial_effective_prefill_tokens: U64
     expected_prefill_duration: Any = None
@@ -42,7 +41,7 @@ class AddRequest(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, hashes: list[int], new_tokens: int) -> AddRequest:
-        """For a request with these signed hashes."""
+        """Return the event for a request with these signed hashes."""
         hint = PrefillHint(new_tokens) if new_tokens else None
         return cls([to_unsigned(value) for value in hashes], bool(new_tokens), None, hint)
 
@@ -75,7 +74,7 @@ class WorkerRank(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A change of one request. `router_id` is the process that was told of it by its own clients."""
+    """A change of one request. `router_id` is the process whose own clients reported it."""
 
     request_id: str
     worker: WorkerRank
@@ -111,7 +110,7 @@ class TrackerPart(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """All requests of a replica's own clients whose ids are in one of `of` buckets, as they are after event `number`.
+    """All requests of a replica's own clients whose ids are in one of `of` buckets, after event `number`.
 
     It comes after that event and before the next one, so that it is exact for its bucket.
     """
@@ -136,17 +135,17 @@ class PartTopic(NamedTuple):
     of: int
 
     def encode(self) -> bytes:
-        """The topic."""
+        """Return the topic."""
         return PARTS_TOPIC + _part_topic.pack(*self)
 
     @classmethod
     def decode(cls, topic: bytes) -> PartTopic | None:
-        """What a topic asks for; None if it is not one of these."""
+        """Return what a topic asks for; None if it is not one of these."""
         if len(topic) != len(PARTS_TOPIC) + _part_topic.size or not topic.startswith(PARTS_TOPIC):
             return None
         asked = cls(*_part_topic.unpack_from(topic, len(PARTS_TOPIC)))
         return asked if asked.bucket < max(asked.of, 1) else None
 
     def holds(self, request_id: str) -> bool:
-        """Whether a request is in this bucket."""
+        """Return whether a request is in this bucket."""
         return self.of <= 1 or crc32(request_id.encode()) % self.of == self.bucket

@@ -20,7 +20,7 @@ OVERDUE = 70
 
 
 def serve(settings: ServiceSettings, *, log_level: str = "info", log_json: bool = False) -> int:
-    """Runs until SIGTERM or SIGINT; the exit code.
+    """Run until SIGTERM or SIGINT; the exit code.
 
     Raises:
         ConfigError: the settings are wrong, or an address cannot be bound.

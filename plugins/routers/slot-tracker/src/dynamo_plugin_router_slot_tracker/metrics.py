@@ -64,14 +64,14 @@ class ServiceMetrics:
         self._shown: set[tuple[str, str]] = set()
 
     def count(self, route: str, status: int) -> None:
-        """One call was answered."""
+        """Record that one call was answered."""
         counter = self._known_calls.get((route, status))
         if counter is None:
             counter = self._known_calls[route, status] = self._calls.labels(route, str(status))
         counter.inc()
 
     async def render(self) -> bytes:
-        """Everything as Prometheus text."""
+        """Return everything as Prometheus text."""
         self._read()
         return await self._metrics.render()
 

@@ -1,4 +1,4 @@
-"""Calls of ``/free`` that the service did not answer, repeated until it does or has expired the request by itself."""
+"""Unanswered ``/free`` calls, repeated until the service answers or has expired the request by itself."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class PendingFrees:
         return len(self._waiting)
 
     def put(self, key: RequestKey, added: float, *, answers: int = 1) -> None:
-        """Repeats a call from now on. `added` is the time of the loop at which the service may have added the request.
+        """Repeat a call from now on. `added` is the time of the loop at which the service may have added the request.
 
         Two `answers` are needed after an `/add` that was not answered: it may come after the first of them.
         """
@@ -62,7 +62,7 @@ class PendingFrees:
         self._filled.set()
 
     async def run(self) -> None:
-        """Repeats what waits, round by round, until it is cancelled."""
+        """Repeat what waits, round by round, until it is cancelled."""
         pause = FIRST
         while True:
             await self._filled.wait()
@@ -78,13 +78,13 @@ class PendingFrees:
                 self._dropped = 0
 
     async def flush(self) -> None:
-        """Repeats what waits without backing off, until all of it is answered. The caller sets a deadline."""
+        """Repeat what waits without backing off, until all of it is answered. The caller sets a deadline."""
         while self._waiting:
             if not await self._round(urgent=True):
                 await asyncio.sleep(_HURRY)
 
     async def _round(self, *, urgent: bool = False) -> bool:
-        """Repeats each call once, up to the first that is not answered; whether all were."""
+        """Repeat each call once, up to the first that is not answered; whether all were."""
         # Each stays on the list until it is answered, so that one that is cancelled is repeated later.
         waiting = list(self._waiting.values())
         # The first call finds out whether the service is there.
@@ -94,7 +94,7 @@ class PendingFrees:
         return True
 
     async def _repeat(self, pending: _PendingFree, urgent: bool) -> bool:
-        """Whether the service answered, or need not any more."""
+        """Return whether the service answered, or need not any more."""
         if pending.attempts >= ATTEMPTS or asyncio.get_running_loop().time() >= pending.deadline:
             self._dropped += self._waiting.pop(pending.key, None) is not None
             return True
@@ -116,6 +116,6 @@ class PendingFrees:
         return True
 
     def _move_to_the_end(self, pending: _PendingFree) -> None:
-        """One call that always fails does not keep the others waiting."""
+        """Move a call that fails to the end, so that it does not keep the others waiting."""
         if self._waiting.pop(pending.key, None) is not None:
             self._waiting[pending.key] = pending

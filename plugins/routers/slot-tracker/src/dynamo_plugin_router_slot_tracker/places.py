@@ -1,4 +1,4 @@
-"""Where in a JSON text something stands, for messages only: found again by reading the text once more."""
+"""The position of a value in a JSON text, for error messages: found by reading the text once more."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _space = re.compile(r"[ \t\n\r]*")
 
 
 def position(body: bytes, end: int) -> str:
-    """``line L column C`` of the byte before `end`; both count from 1, but an empty text ends in column 0."""
+    """Return ``line L column C`` of the byte before `end`; both count from 1, but an empty text ends in column 0."""
     before = body[:end]
     return f"line {before.count(10) + 1} column {len(before) - before.rfind(10) - 1}"
 
 
 def end_of(body: bytes, path: list[str | int]) -> int:
-    """The byte after the value at `path`, of names and indexes; the end of the text if it cannot be found.
+    """Return the byte after the value at `path`, of names and indexes; the end of the text if it cannot be found.
 
     Of an object that has a name twice, the last counts.
     """
@@ -31,7 +31,7 @@ def end_of(body: bytes, path: list[str | int]) -> int:
 
 
 def _find(text: str, at: int, path: list[str | int]) -> int:
-    """The end of the value at `path` below the one that begins at `at`."""
+    """Return the end of the value at `path` below the one that begins at `at`."""
     if not path:
         return _decoder.raw_decode(text, at)[1]
     step, rest = path[0], path[1:]

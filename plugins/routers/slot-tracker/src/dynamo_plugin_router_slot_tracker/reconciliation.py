@@ -1,4 +1,4 @@
-"""Makes the requests that are held of a replica those that it says it has."""
+"""Reconciliation of the requests held for a replica with those that it reports."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SAME_AGE = 1.0
 
 
 def reconcile(registry: Registry, part: Part) -> int:
-    """Makes the registry hold of a bucket what its replica has there, as old as it is, and no other request of it.
+    """Make the registry hold of a bucket what its replica has there, as old as it is, and no other request of it.
 
-    Returns how many requests cannot be held here: their worker is not the same, or their id is that of another request.
+    Return how many requests cannot be held here: their worker is not the same, or their id is that of another request.
     """
     owner = part.router_id
     bucket = PartTopic(owner, 0, part.bucket, part.of)

@@ -42,14 +42,14 @@ RESTORED = 0
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """A data-parallel rank of a worker and what is active on it."""
+    """A data-parallel rank of a worker, and its active requests."""
 
     worker_id: int
     dp_rank: int
     active: ActivePrefixes = field(default_factory=ActivePrefixes)
 
     def insert(self, sequences: Iterable[ActiveSequence]) -> None:
-        """Adds requests of any age, where `active.add` takes younger ones than it has only."""
+        """Add requests of any age, where `active.add` takes younger ones than it has only."""
         ordered = sorted([*self.active, *sequences], key=lambda sequence: sequence.added)
         self.active = ActivePrefixes()
         for sequence in ordered:
@@ -87,7 +87,7 @@ class Scope:
         self.requests[request_id] = rank
 
     def forget(self, request_id: str) -> Rank | None:
-        """Takes a request off the lists of this scope; the rank that still counts it, or None if it is not active."""
+        """Take a request off the lists of this scope; the rank that still counts it, or None if it is not active."""
         self.owners.pop(request_id, None)
         weight = self._weights.pop(request_id, None)
         if weight is not None:
@@ -128,7 +128,7 @@ class Registry:
     # Workers.
 
     def register(self, worker: Registration) -> None:
-        """Adds a worker with its ranks.
+        """Add a worker with its ranks.
 
         Raises:
             Malformed: its sizes or its range are impossible, a name is too long, or there would be too many ranks or
@@ -170,7 +170,7 @@ class Registry:
         self._ranks += worker.dp_size
 
     def unregister(self, worker: Unregistration) -> None:
-        """Removes a worker with its ranks and the requests on them.
+        """Remove a worker with its ranks and the requests on them.
 
         Raises:
             Unknown: it is not there.
@@ -188,7 +188,7 @@ class Registry:
             del self._scopes[key]
 
     def workers(self, model_name: str | None = None, tenant_id: str | None = None) -> list[Registration]:
-        """All workers, or those of a model, of a tenant, or of both; sorted by model, tenant and id."""
+        """Return all workers, or those of a model, of a tenant, or of both; sorted by model, tenant and id."""
         return [
             scope.workers[worker_id]
             for _, scope in self._matching(model_name, tenant_id)
@@ -198,7 +198,7 @@ class Registry:
     # Requests.
 
     def add(self, addition: Addition, owner: int | None = None) -> int:
-        """Counts a request in on a rank; the block size of the scope. `owner` is the replica that took it, if another.
+        """Count a request in on a rank; the block size of the scope. `owner` is the replica that took it, if another.
 
         Raises:
             Unknown: the scope or the rank is not there.
@@ -209,7 +209,7 @@ class Registry:
         return self._add(addition, self._now(), owner)
 
     def complete_prefill(self, key: RequestKey) -> Rank:
-        """Takes the request's tokens off the prefill count of its rank, which is returned. Repeating changes nothing.
+        """Take the request's tokens off the prefill count of its rank, which is returned. Repeating changes nothing.
 
         Raises:
             Unknown: the scope is not there, or the request is not active.
@@ -222,7 +222,7 @@ class Registry:
         return rank
 
     def free(self, key: RequestKey) -> Rank | None:
-        """Counts a request out; its rank, or None if it was not active, which is fine.
+        """Count a request out; its rank, or None if it was not active, which is fine.
 
         Raises:
             Unknown: the scope is not there.
@@ -236,7 +236,10 @@ class Registry:
     # Loads.
 
     def loads(self, model_name: str | None = None, tenant_id: str | None = None) -> list[Load]:
-        """What every rank is busy with, idle ones too; filtered as `workers`, sorted by model, tenant, id and rank."""
+        """Return what every rank is busy with, idle ones too.
+
+        Filtered as `workers`, sorted by model, tenant, id and rank.
+        """
         self._now()
         return [
             Load(
@@ -252,7 +255,7 @@ class Registry:
         ]
 
     def potential_loads(self, projection: Projection) -> list[PotentialLoad]:
-        """What every rank of a scope would be busy with if this request were added there. Reserves nothing.
+        """Return what every rank of a scope would be busy with if this request were added there. Reserve nothing.
 
         Raises:
             Unknown: the scope is not there.
@@ -279,7 +282,7 @@ class Registry:
         return loads
 
     def scope(self, model_name: str, tenant_id: str) -> Scope:
-        """The scope of a model and tenant.
+        """Return the scope of a model and tenant.
 
         Raises:
             Unknown: it has no worker.
@@ -290,13 +293,13 @@ class Registry:
         return scope
 
     def scopes(self) -> Iterable[tuple[tuple[str, str], Scope]]:
-        """Every scope by model and tenant."""
+        """Return every scope by model and tenant."""
         return self._scopes.items()
 
     # Age.
 
     def sweep(self) -> int:
-        """Counts out the requests that are older than `expiry`; how many."""
+        """Count out the requests that are older than `expiry`; return how many."""
         now = self.clock()
         self._next_sweep = now + self.sweep_interval
         before = now - self._expiry
@@ -312,7 +315,7 @@ class Registry:
     # Snapshots.
 
     def held(self) -> Iterator[Held]:
-        """Every active request, with its age. Nothing may change while this is read."""
+        """Yield every active request, with its age. Nothing may change while this is read."""
         now = self.clock()
         for key, scope in self._scopes.items():
             for rank in scope.ranks.values():
@@ -320,7 +323,7 @@ class Registry:
                     yield _held(key, rank, sequence, now)
 
     def own(self, key: tuple[str, str], chosen: Callable[[str], bool]) -> Iterator[Held]:
-        """As `held`, of one scope: the requests that this process's own clients added and whose ids are `chosen`."""
+        """Return `held` of one scope: the requests with `chosen` ids that this process's own clients added."""
         now = self.clock()
         scope = self._scopes[key]
         for rank in scope.ranks.values():
@@ -329,9 +332,9 @@ class Registry:
                     yield _held(key, rank, sequence, now)
 
     def restore(self, requests: Iterable[Held]) -> int:
-        """Counts in the requests of a snapshot, as old as they are; how many. Those that do not fit are left out.
+        """Return counts in the requests of a snapshot, as old as they are; how many.
 
-        For a registry without requests: those that come later are younger.
+        Those that do not fit are left out. For a registry without requests: those that come later are younger.
         """
         now = self.clock()
         restored = 0
@@ -377,7 +380,7 @@ class Registry:
             raise Malformed(f"sequence_hashes has {len(hashes)} entries: at most {self.max_hashes} are taken")
 
     def _now(self) -> float:
-        """The time. Who asks also does the sweep that is due, so that no answer is later than that."""
+        """Return the time. Who asks also does the sweep that is due, so that no answer is later than that."""
         now = self.clock()
         if now >= self._next_sweep:
             self.sweep()

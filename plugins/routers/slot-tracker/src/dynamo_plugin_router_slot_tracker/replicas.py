@@ -1,5 +1,8 @@
-"""Replica synchronization over ZMQ: what this process is told goes out on a PUB socket, what peers tell comes in on a
-SUB socket. Best effort: nothing waits, and what finds a queue full is lost, unless both replicas look for gaps."""
+"""Replica synchronization over ZMQ.
+
+What this process is told goes out on a PUB socket, what peers tell comes in on a SUB socket. Best effort: nothing
+waits, and what finds a queue full is lost, unless both replicas look for gaps.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ PROGRESS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SyncSettings:
-    """Where replicas meet. `advertise` is `bind` as peers reach it; with `gaps`, what was lost is fetched."""
+    """The addresses of replicas. `advertise` is `bind` as peers reach it; with `gaps`, losses are fetched."""
 
     bind: str
     advertise: str | None = None
@@ -78,7 +81,7 @@ class Replicas:
         return sorted(self._peers)
 
     def open(self) -> None:
-        """Binds, and connects to the peers of the settings. Their messages wait until `start`.
+        """Bind, and connect to the peers of the settings. Their messages wait until `start`.
 
         Raises:
             ConfigError: an address cannot be used.
@@ -134,7 +137,7 @@ class Replicas:
         return publisher
 
     def start(self) -> None:
-        """Begins to read what peers tell."""
+        """Begin to read what peers tell."""
         if self._event_reader is None:
             raise RuntimeError("the sockets are not open")
         self._event_reader.start()
@@ -143,7 +146,7 @@ class Replicas:
             self._publish_progress()
 
     def close(self) -> None:
-        """Closes the sockets; what waits in them is lost. Safe twice."""
+        """Close the sockets; what waits in them is lost. Safe twice."""
         if self._progress is not None:
             self._progress.cancel()
             self._progress = None
@@ -162,7 +165,7 @@ class Replicas:
     # Peers.
 
     def add_peer(self, endpoint: str) -> bool:
-        """Listens to a peer that a client names from now on, whether it is there yet or not; False if it did already.
+        """Listen to a peer that a client names from now on, whether it is there yet or not; False if it did already.
 
         Raises:
             Malformed: the endpoint is no TCP one of a peer, or is this process's own.
@@ -187,7 +190,7 @@ class Replicas:
         return True
 
     def remove_peer(self, endpoint: str) -> None:
-        """Listens to a peer no longer.
+        """Listen to a peer no longer.
 
         Raises:
             Unknown: it is none.
@@ -212,7 +215,7 @@ class Replicas:
     # What replication does with the sockets.
 
     def send(self, topic: bytes, body: bytes) -> bool:
-        """Tells the peers that have subscribed; whether there was a socket that took it."""
+        """Tell the peers that have subscribed; whether there was a socket that took it."""
         if self._publisher is None:
             return False
         try:
@@ -226,13 +229,13 @@ class Replicas:
         return True
 
     def subscribe(self, topic: bytes) -> None:
-        """Asks all peers for a topic."""
+        """Ask all peers for a topic."""
         if self._subscriber is not None:
             self._subscriber.setsockopt(zmq.SUBSCRIBE, topic)
             self._schedule()
 
     def unsubscribe(self, topic: bytes) -> None:
-        """Asks them no longer."""
+        """Ask them no longer."""
         if self._subscriber is not None:
             self._subscriber.setsockopt(zmq.UNSUBSCRIBE, topic)
             self._schedule()

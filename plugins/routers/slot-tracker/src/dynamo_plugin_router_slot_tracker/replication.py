@@ -1,4 +1,4 @@
-"""What this process tells its replicas, and what becomes of what they tell: the messages, without the sockets."""
+"""Replication: the messages to replicas, and the handling of theirs, without the sockets."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Wire(Subscriptions, Protocol):
     """The sockets."""
 
     def send(self, topic: bytes, body: bytes) -> bool:
-        """Publishes a message without waiting for any subscriber; whether the socket took it."""
+        """Publish a message without waiting for any subscriber; whether the socket took it."""
 
 
 class Replication:
-    """One end of what replicas say. What they tell is applied to `registry`; with `gaps`, what was lost is fetched."""
+    """One end of the replication. Messages are applied to `registry`; with `gaps`, losses are fetched."""
 
     def __init__(
         self, registry: Registry, wire: Wire, *, gaps: bool, clock: Callable[[], float] = time.monotonic
@@ -73,30 +73,30 @@ class Replication:
     # Out.
 
     def added(self, addition: Addition, block_size: int) -> None:
-        """A client of this process added a request."""
+        """Record that a client of this process added a request."""
         request = AddRequest.of(addition.sequence_hashes, addition.new_isl_tokens)
         worker = WorkerRank(addition.worker_id, addition.dp_rank)
         self._publish(addition, addition.request_id, worker, block_size, Added(request))
 
     def prefill_completed(self, key: RequestKey, rank: Rank, block_size: int) -> None:
-        """A client of this process completed the prefill of a request."""
+        """Record that a client of this process completed the prefill of a request."""
         self._publish(key, key.request_id, WorkerRank(rank.worker_id, rank.dp_rank), block_size, PREFILL_COMPLETED)
 
     def freed(self, key: RequestKey, rank: Rank, block_size: int) -> None:
-        """A client of this process freed a request."""
+        """Record that a client of this process freed a request."""
         self._publish(key, key.request_id, WorkerRank(rank.worker_id, rank.dp_rank), block_size, FREE)
 
     def worker_registered(self) -> None:
-        """A worker was registered here."""
+        """Record that a worker was registered here."""
         if self.resync is not None:
             self.resync.on_worker_registered()
 
     def publish_progress(self) -> None:
-        """Publishes the number of the last event, so that a replica that missed it notices."""
+        """Publish the number of the last event, so that a replica that missed it notices."""
         self._wire.send(PROGRESS_TOPIC, self._encoder.encode(Progress(self.identity, self._numbers)))
 
     def subscribed(self, topic: bytes) -> None:
-        """A replica has subscribed to a topic: if that requests a part, the part is published."""
+        """Handle the subscription of a replica: if it requests a part, the part is published."""
         asked = PartTopic.decode(topic)
         if asked is None or asked.replica != self.identity:
             return
@@ -112,7 +112,7 @@ class Replication:
         self._wire.send(topic, body)
 
     def _parts(self) -> int:
-        """Into how many parts to divide what there is."""
+        """Return into how many parts to divide the state."""
         size = 0
         for (model, tenant), scope in self._registry.scopes():
             names = len(model) + len(tenant)
@@ -136,7 +136,7 @@ class Replication:
     # In.
 
     def receive(self, frames: list[bytes]) -> None:
-        """A message of a replica."""
+        """Receive a message of a replica."""
         if len(frames) != 2:
             self.counts.malformed += 1
             return
@@ -176,7 +176,7 @@ class Replication:
             self.counts.applied += 1
 
     def _apply(self, message: Message) -> None:
-        """Raises a `Refusal` for what does not fit what is here."""
+        """Raise a `Refusal` for what does not fit what is here."""
         event, registry = message.event, self._registry
         scope = registry.scope(message.model_name, message.tenant_id)
         where = (event.worker.worker_id, event.worker.dp_rank)

@@ -1,4 +1,4 @@
-"""The requests of this frontend as the service is to know them: each is told in order, behind the request's back."""
+"""The reservations of this frontend at the service, reported in order in the background."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLUSH = 2.0
 
 
 class Stage(enum.IntEnum):
-    """How far a request has come."""
+    """The stage of a request."""
 
     ROUTED = 0
     ADDED = 1
@@ -33,7 +33,7 @@ class Stage(enum.IntEnum):
 
 
 class Reservation:
-    """One request on one rank; watches its route. `make` gives what is added, once the id of the attempt is known."""
+    """One request on one rank; it watches its route. `make` builds the call once the attempt's id is known."""
 
     __slots__ = (
         "_make",
@@ -73,7 +73,7 @@ class Reservation:
         self.uncertain = False
 
     def entered(self, attempt_id: str) -> None:
-        """The request counts from now on."""
+        """Record that the request counts from now on."""
         if self._make is None:
             return
         addition = self.addition = self._make(attempt_id)
@@ -83,11 +83,11 @@ class Reservation:
         self._want(Stage.ADDED)
 
     def prefilled(self) -> None:
-        """Its prompt is processed."""
+        """Record that its prompt is processed."""
         self._want(Stage.PREFILLED)
 
     def left(self) -> None:
-        """It is over. Its hashes, of which there may be many, are not kept any longer."""
+        """Record that it is over. Drop its hashes, of which there may be many."""
         self._make = self.addition = None
         self._want(Stage.FREED)
 
@@ -120,13 +120,13 @@ class Reservations:
         return len(self._frees)
 
     def start(self) -> None:
-        """Begins to tell."""
+        """Begin to tell."""
         for number in range(_LANES):
             self._tasks.spawn(self._tell(), name=f"slot-tracker-{number}")
         self._repeating.spawn(self._frees.run(), name="slot-tracker-frees")
 
     async def aclose(self) -> None:
-        """Tells what is left, for a moment, and ends. Safe twice, and without `start`."""
+        """Report what is left, for a moment, and end. Safe twice, and without `start`."""
         await self._repeating.aclose()
         if len(self._tasks):
             try:
@@ -139,7 +139,7 @@ class Reservations:
         await self._tasks.aclose()
 
     def changed(self, reservation: Reservation) -> None:
-        """A request has come further."""
+        """Record that a request has come further."""
         if reservation.queued or reservation.known >= reservation.wanted:
             return
         if self._changed.qsize() >= _MAX_CHANGED:
@@ -151,7 +151,7 @@ class Reservations:
         self._changed.put_nowait(reservation)
 
     def _skip(self, reservation: Reservation) -> None:
-        """Too much waits: the service is not told of this, unless it would go on counting what is over."""
+        """Skip a report when too much waits, unless the service would go on counting an ended request."""
         if reservation.known is Stage.ROUTED:
             reservation.known, reservation.addition = Stage.FREED, None
         elif reservation.wanted is Stage.FREED:
@@ -169,7 +169,7 @@ class Reservations:
                 self._changed.task_done()
 
     async def _step(self, reservation: Reservation) -> None:
-        """Tells the next thing."""
+        """Tell the next thing."""
         if reservation.known is Stage.ROUTED:
             await self._add(reservation)
         elif reservation.wanted is Stage.FREED:

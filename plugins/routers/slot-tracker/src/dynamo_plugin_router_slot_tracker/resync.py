@@ -1,4 +1,4 @@
-"""Repairs what was lost between two replicas: notices gaps in the numbers of events, and requests what is active now.
+"""The repair of losses between two replicas: notice gaps in the numbers of events, and request the active state.
 
 A replica that repairs gaps publishes its last number every second. A listener that has not heard that number, or that
 hears an event which does not follow the last one, has lost something. It then subscribes to a topic that names the
@@ -30,7 +30,9 @@ PATIENCE = 5.0
 
 @dataclass(slots=True)
 class SyncCounts:
-    """What has happened. `dropped` are events of others for what is not here; `malformed` are no events at all.
+    """Counts of the synchronization.
+
+    `dropped` are events of others for unknown objects; `malformed` are no events at all.
 
     `missed` are those that never came; `repaired` is how often all that a replica has was fetched because of that.
     """
@@ -44,13 +46,13 @@ class SyncCounts:
 
 
 class Subscriptions(Protocol):
-    """How a part is requested."""
+    """The subscription interface for requesting a part."""
 
     def subscribe(self, topic: bytes) -> None:
-        """Subscribes to a topic at all peers."""
+        """Subscribe to a topic at all peers."""
 
     def unsubscribe(self, topic: bytes) -> None:
-        """Ends the subscription."""
+        """End the subscription."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +70,7 @@ class _Source:
 
 
 class Resync:
-    """Follows the numbers of other replicas. `clock` gives seconds and never goes back."""
+    """A follower of other replicas' numbers. `clock` gives seconds and never goes back."""
 
     def __init__(
         self, registry: Registry, subscriptions: Subscriptions, counts: SyncCounts, clock: Callable[[], float]
@@ -84,7 +86,7 @@ class Resync:
         return len(self._sources)
 
     def on_event(self, replica: int, number: int) -> bool:
-        """An event has come; False if it has been heard before, over another connection."""
+        """Apply an event that has come; False if it came before, over another connection."""
         source = self._sources.get(replica)
         if source is None:
             self._remember(replica, _Source(number, behind=number > 1))
@@ -96,7 +98,7 @@ class Resync:
         return True
 
     def on_progress(self, progress: Progress) -> None:
-        """A replica has published its number, and thereby that it answers requests for parts."""
+        """Record that a replica has published its number, and thereby that it answers requests for parts."""
         replica, number = progress.router_id, progress.number
         source = self._sources.get(replica)
         if source is None:
@@ -110,7 +112,7 @@ class Resync:
             self._request(replica, source, bucket=0, of=0)
 
     def on_part(self, topic: PartTopic, part: Part) -> None:
-        """A part has come."""
+        """Apply a part that has come."""
         source = self._sources.get(topic.replica)
         if source is None or source.requested != topic:
             return
@@ -128,13 +130,13 @@ class Resync:
         log.info("the active requests of replica %016x were fetched after a gap", topic.replica)
 
     def on_misfit(self, replica: int) -> None:
-        """An event did not fit what is here."""
+        """Handle an event that did not fit the state here."""
         source = self._sources.get(replica)
         if source is not None:
             source.misfits += 1
 
     def on_worker_registered(self) -> None:
-        """A worker has been registered: what did not fit before may now."""
+        """Handle the registration of a worker: an event that did not fit before may fit now."""
         for source in self._sources.values():
             if source.misfits:
                 source.behind = True

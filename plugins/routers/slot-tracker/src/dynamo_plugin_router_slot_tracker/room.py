@@ -1,4 +1,4 @@
-"""The bound on all that is held, and the share of it that one tenant may take."""
+"""The bound on everything held, and the share that one tenant may take."""
 
 from __future__ import annotations
 

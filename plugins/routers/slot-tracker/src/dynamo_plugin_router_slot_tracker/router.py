@@ -1,4 +1,4 @@
-"""A router that asks a slot tracker how busy each rank would be, and goes by core's own load while there is none."""
+"""A router that asks a slot tracker for the load of each rank, and uses core's own load without one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _RankKey = tuple[int, int]
 
 
 class SlotTrackerConfig(PluginConfig):
-    """Where the service is, and how long it may take."""
+    """The address of the service, and its timeout."""
 
     url: str = Field(default="http://127.0.0.1:8091", description="The service: scheme, host and port.")
     tenant_id: str = Field(default=DEFAULT_TENANT, description="The tenant that its workers are registered under.")
@@ -116,12 +116,12 @@ class SlotTrackerRouter(Router):
         self._by_load = decisions.labels("load")
 
     async def start(self) -> None:
-        """Begins to tell the service of requests."""
+        """Begin to tell the service of requests."""
         self._reservations.start()
         self._watching.spawn(self._watch(self.services.pool), name="slot-tracker-pool")
 
     async def route(self, request: RoutingRequest, pool: PoolView) -> Route:
-        """Asks the service, within the deadline of one call; see `Router.route`.
+        """Ask the service, within the deadline of one call; see `Router.route`.
 
         Raises:
             InvalidArgument: a token id is none.
@@ -167,14 +167,14 @@ class SlotTrackerRouter(Router):
         return Route(pool.instances[instance_id], dp_rank, blocks=blocks, prefill=not decodes, watcher=watcher)
 
     async def aclose(self) -> None:
-        """Tells the service what is left, for a moment, and leaves. Its workers stay: other frontends may have them."""
+        """Tell the service what is left, for a moment, and leave. Its workers stay: other frontends may have them."""
         await self._watching.aclose()
         await self._tasks.aclose()
         await self._reservations.aclose()
         await self._client.aclose()
 
     async def _ask(self, pool: PoolView, block_size: int, hashes: list[int], tokens: int) -> dict[_RankKey, float]:
-        """The cost of each rank that the service knows, in blocks; empty if it cannot be asked."""
+        """Return the cost of each rank that the service knows, in blocks; empty if it cannot be asked."""
         if not self._client.usable:
             return {}
         projection = Projection(
@@ -212,12 +212,12 @@ class SlotTrackerRouter(Router):
         ]
 
     def _cheapest(self, costs: Sequence[tuple[_RankKey, float]]) -> _RankKey:
-        """Any of those that cost least."""
+        """Return any of those that cost least."""
         least = min(cost for _, cost in costs)
         return self._random.choice([rank for rank, cost in costs if cost == least])
 
     def _block_size(self, pool: PoolView) -> int:
-        """What the workers of the pool say; they agree, as they serve one model."""
+        """Return what the workers of the pool say; they agree, as they serve one model."""
         for card in pool.cards.values():
             return card.kv_cache_block_size or self._settings.block_size
         return self._settings.block_size
@@ -225,13 +225,13 @@ class SlotTrackerRouter(Router):
     # The workers, as the service is to know them.
 
     async def _watch(self, pool: PoolView) -> None:
-        """For workers that come or go while no request asks for any, and a service that comes later."""
+        """Watch for workers that come or go while no request asks for any, and for a service that comes later."""
         while True:
             self._follow(pool)
             await asyncio.sleep(_LOOK)
 
     def _follow(self, pool: PoolView) -> None:
-        """Tells the service of workers that came or went, behind the request's back."""
+        """Tell the service of workers that came or went, behind the request's back."""
         changed = self._forgotten or pool.version != self._version
         if changed and not len(self._tasks) and self._client.usable:
             self._tasks.spawn(self._tell_workers(pool), name="slot-tracker-workers")
@@ -284,7 +284,7 @@ def _hashes(request: RoutingRequest, block_size: int) -> list[int]:
 
 
 def _unshared(number: int) -> list[int]:
-    """Hashes that no other request has, of any client of the service."""
+    """Hash that no other request has, of any client of the service."""
     return list(struct.unpack(f"{number}q", os.urandom(8 * number)))
 
 

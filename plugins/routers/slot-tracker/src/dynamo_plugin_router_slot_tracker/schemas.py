@@ -110,7 +110,7 @@ class Peer(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Load(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """An entry of ``GET /loads``: what a rank is busy with."""
+    """An entry of ``GET /loads``: the load of a rank."""
 
     model_name: str
     tenant_id: str
@@ -121,7 +121,7 @@ class Load(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
 
 class PotentialLoad(msgspec.Struct, frozen=True, gc=False):
-    """An entry of the answer to ``POST /potential_loads``: what a rank would be busy with, and its requests now."""
+    """An entry of the answer to ``POST /potential_loads``: a rank's load with the request, and its requests now."""
 
     worker_id: int
     dp_rank: int
@@ -131,7 +131,7 @@ class PotentialLoad(msgspec.Struct, frozen=True, gc=False):
 
 
 class Held(msgspec.Struct, kw_only=True, frozen=True):
-    """A request in a snapshot. `age` is in seconds; `new_isl_tokens` are those that are left to prefill."""
+    """A request in a snapshot. `age` is in seconds; `new_isl_tokens` are left to prefill."""
 
     model_name: str
     tenant_id: str

@@ -1,4 +1,4 @@
-"""What runs on one data-parallel rank right now: unique KV blocks, tokens still to prefill, requests."""
+"""The active sequences of one data-parallel rank: unique KV blocks, tokens still to prefill, requests."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class ActiveSequences:
         return request_id in self._requests
 
     def __iter__(self) -> Iterator[ActiveSequence]:
-        """The active requests, the one added first being the first."""
+        """Yield the active requests, the one added first being the first."""
         for request_id, entry in self._requests.items():
             yield ActiveSequence(request_id, *entry)
 
     def get(self, request_id: str) -> ActiveSequence | None:
-        """An active request."""
+        """Return an active request."""
         entry = self._requests.get(request_id)
         return None if entry is None else ActiveSequence(request_id, *entry)
 
     def add(self, request_id: str, hashes: Sequence[int], new_tokens: int, now: float = 0.0) -> None:
-        """Counts a request in. A hash repeated within one request counts once.
+        """Count a request in. A hash repeated within one request counts once.
 
         `now` matters for `expire` only: seconds of any clock that does not go back from one call to the next.
 
@@ -69,7 +69,7 @@ class ActiveSequences:
         self.prefill_tokens += new_tokens
 
     def complete_prefill(self, request_id: str) -> bool:
-        """Takes the request's tokens off the prefill count; False if it is not active. Repeating it changes nothing."""
+        """Take the request's tokens off the prefill count; False if it is not active. Repeating it changes nothing."""
         entry = self._requests.get(request_id)
         if entry is None:
             return False
@@ -80,7 +80,7 @@ class ActiveSequences:
         return True
 
     def free(self, request_id: str) -> bool:
-        """Counts the request out; False if it was not active."""
+        """Count the request out; False if it was not active."""
         entry = self._requests.pop(request_id, None)
         if entry is None:
             return False
@@ -96,7 +96,7 @@ class ActiveSequences:
         return True
 
     def expire(self, before: float) -> list[str]:
-        """Counts out the requests that were added before a time of the clock given to `add`; their ids."""
+        """Count out the requests added before a time of the clock given to `add`; return their ids."""
         expired = []
         # The oldest come first, so that only those that go are looked at, and one more.
         for request_id, (_, _, added) in self._requests.items():
@@ -108,7 +108,7 @@ class ActiveSequences:
         return expired
 
     def potential_blocks(self, hashes: Sequence[int]) -> int:
-        """How many blocks would be active if a request with this chain were added."""
+        """Return how many blocks would be active if a request with this chain were added."""
         blocks = self._blocks
         if not hashes or hashes[0] not in blocks:
             return len(blocks) + len(hashes)
@@ -123,7 +123,7 @@ _START = 0xD1B54A32D192ED03
 
 
 def prefix_keys(hashes: Sequence[int]) -> list[int]:
-    """A number for each prefix of `hashes`, the same for the same prefix; 64 bits, as the hashes themselves."""
+    """Return a number for each prefix of `hashes`, the same for the same prefix; 64 bits, as the hashes themselves."""
     keys = accumulate(hashes, lambda key, value: (key * _MULTIPLIER + value) & _MASK, initial=_START)
     # The first is that of no hash at all.
     next(keys)
@@ -145,7 +145,7 @@ class ActivePrefixes(ActiveSequences):
         self._keys: dict[str, list[int]] = {}
 
     def add(self, request_id: str, hashes: Sequence[int], new_tokens: int, now: float = 0.0) -> None:
-        """As of `ActiveSequences`."""
+        """Do the same as in `ActiveSequences`."""
         super().add(request_id, hashes, new_tokens, now)
         keys = self._keys[request_id] = prefix_keys(self._requests[request_id][0])
         prefixes = self._prefixes
@@ -153,7 +153,7 @@ class ActivePrefixes(ActiveSequences):
             prefixes[key] = prefixes.get(key, 0) + 1
 
     def free(self, request_id: str) -> bool:
-        """As of `ActiveSequences`."""
+        """Do the same as in `ActiveSequences`."""
         if not super().free(request_id):
             return False
         prefixes = self._prefixes
@@ -166,12 +166,15 @@ class ActivePrefixes(ActiveSequences):
         return True
 
     def potential_blocks(self, hashes: Sequence[int]) -> int:
-        """How many blocks would be active if a request with these hashes were added; repeated ones count once."""
+        """Return how many blocks would be active if a request with these hashes were added.
+
+        Repeated ones count once.
+        """
         unique = list(dict.fromkeys(hashes))
         return self.blocks + len(unique) - self.shared_prefix(prefix_keys(unique))
 
     def shared_prefix(self, keys: Sequence[int]) -> int:
-        """How many blocks active requests begin with, of a request that has these `prefix_keys`."""
+        """Return how many blocks active requests begin with, of a request that has these `prefix_keys`."""
         prefixes = self._prefixes
         if not keys or keys[0] not in prefixes:
             return 0

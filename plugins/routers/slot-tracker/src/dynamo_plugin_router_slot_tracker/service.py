@@ -1,4 +1,4 @@
-"""The service: its registry, its listener, its replicas, and the task that looks for requests that are too old."""
+"""The service: its registry, listener and replicas, and the task that expires old requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DRAIN = 5.0
 
 
 def listener_tls(cert: str | None, key: str | None, client_ca: str | None) -> ServerTls:
-    """The certificate of the listener, as the options name it.
+    """Return the certificate of the listener, as the options name it.
 
     Raises:
         ConfigError: the others are given without `cert`.
@@ -43,7 +43,7 @@ def listener_tls(cert: str | None, key: str | None, client_ca: str | None) -> Se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
-    """How a service runs. Times are in seconds; the last six are off unless given."""
+    """The settings of a service. Times are in seconds; the last six are off unless given."""
 
     host: str = "0.0.0.0"
     port: int = DEFAULT_PORT
@@ -61,7 +61,7 @@ class ServiceSettings:
     snapshot_ca: str | None = None
 
     def check(self) -> None:
-        """Raises ConfigError for what does not go together."""
+        """Raise ConfigError for what does not go together."""
         if self.snapshot_from and self.token is not None and self.token.startswith(PREFIX):
             raise ConfigError("--token is a hash, which the peer of --snapshot-from cannot take: give the token itself")
 
@@ -108,7 +108,7 @@ class Service:
         self._tasks = TaskSet()
 
     async def start(self) -> None:
-        """Serves from now on.
+        """Serve from now on.
 
         Raises:
             ConfigError: an address cannot be bound, or a file not be read.
@@ -126,7 +126,7 @@ class Service:
         await self.listener.accept()
 
     async def aclose(self) -> None:
-        """Lets calls that run end, and closes everything. Safe twice, and without `start`."""
+        """Let calls that run end, and close everything. Safe twice, and without `start`."""
         await self.listener.drain_and_close(_DRAIN)
         await self._tasks.aclose()
         if self.replicas is not None:

@@ -36,7 +36,7 @@ class SnapshotError(Exception):
 
 
 def snapshot_route(registry: Registry) -> HttpRoute:
-    """``GET /snapshot``."""
+    """Return ``GET /snapshot``."""
 
     async def snapshot(http: web.Request) -> web.StreamResponse:
         # Taken in one go, sent bit by bit: what changes from now on the peer hears as events.
@@ -59,7 +59,7 @@ def snapshot_route(registry: Registry) -> HttpRoute:
 async def take_snapshot(
     registry: Registry, urls: tuple[str, ...], *, token: str | None = None, ca: ssl.SSLContext | None = None
 ) -> bool:
-    """Fills an empty registry from the first of these services that gives a whole snapshot; whether one did."""
+    """Fill an empty registry from the first of these services that gives a whole snapshot; whether one did."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:

@@ -15,7 +15,7 @@ BATCH = 256
 
 
 class SocketReader:
-    """Hands over what comes to a socket, from `start` on."""
+    """A reader that hands over the messages of a socket, from `start` on."""
 
     def __init__(self, socket: zmq.Socket[bytes], take: Callable[[list[bytes]], None]) -> None:
         self._socket = socket
@@ -27,13 +27,13 @@ class SocketReader:
         self._due = False
 
     def start(self) -> None:
-        """Begins to read."""
+        """Begin to read."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._descriptor, self._read)
         self.schedule()
 
     def schedule(self) -> None:
-        """Reads in the next turn of the loop.
+        """Read in the next turn of the loop.
 
         The descriptor reports changes only, and any other call of the socket may consume the report: schedule after it.
         """
@@ -42,7 +42,7 @@ class SocketReader:
             self._loop.call_soon(self._read)
 
     def close(self) -> None:
-        """Reads no more. Safe twice."""
+        """Read no more. Safe twice."""
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.remove_reader(self._descriptor)

@@ -1,4 +1,4 @@
-"""What the JSON library reads and the original refuses: a field that is there twice, and ``-0`` for an integer.
+"""Strict JSON: refuse duplicate fields and ``-0`` for an integer, which the JSON library accepts.
 
 A scan of the bytes settles nearly every body. Only one that may hold such a fault is parsed once more.
 """
@@ -37,7 +37,7 @@ class StrictFields:
         self._names = tuple(field.encode() for field in fields)
 
     def fault(self, body: bytes) -> tuple[str, list[str | int]] | None:
-        """What is wrong with a body that could be read, and at which path of it; None if nothing is.
+        """Return what is wrong with a body that could be read, and at which path of it; None if nothing is.
 
         Raises:
             RecursionError: it is nested too deeply to be looked at.

@@ -14,7 +14,7 @@ DYNAMO_API = 1
 
 @hookimpl
 def dynamo_register_response_stores() -> list[type[ResponseStore]]:
-    """The store class; its module is imported when it is asked for."""
+    """Return the store class; its module is imported when it is asked for."""
     from dynamo_plugin_response_store_redis.store import RedisStore
 
     return [RedisStore]

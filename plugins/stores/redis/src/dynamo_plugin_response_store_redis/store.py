@@ -42,7 +42,7 @@ return 1
 
 
 class RedisStoreConfig(RedisSettings):
-    """Where the server is, and how it is asked."""
+    """The server's address, and its timeouts."""
 
     database: int = Field(default=0, ge=0, description="The number of the database.")
     prefix: str | None = Field(
@@ -72,7 +72,7 @@ class RedisStore(ResponseStore):
         self._prefix = self.config.prefix or services.namespace
 
     async def start(self) -> None:
-        """Looks for the server once. One that is away is used when it is back.
+        """Look for the server once. One that is away is used when it is back.
 
         Raises:
             ConfigError: the server is there and refuses the login, or a setting of the address is wrong.
@@ -126,7 +126,7 @@ class RedisStore(ResponseStore):
             await self._ask(lambda: client.delete(*[self._key(owner, key) for key in keys]))
 
     async def aclose(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             with contextlib.suppress(RedisError, OSError):

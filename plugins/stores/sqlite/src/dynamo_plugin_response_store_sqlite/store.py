@@ -69,7 +69,7 @@ _ONE = "namespace = ? AND owner = ? AND key = ?"
 
 
 class SQLiteStoreConfig(PluginConfig):
-    """Where the file is, and how much is kept in it."""
+    """The file's place, and the limits of the store."""
 
     path: Path = Field(description="The file; its folder must exist, on a disk of this host.")
     max_mb: int = Field(default=4096, ge=1, description="MB that the records may take together.")
@@ -77,7 +77,7 @@ class SQLiteStoreConfig(PluginConfig):
 
 
 class SQLiteStore(ResponseStore):
-    """Keeps records in a file. Threads ask it, so that the event loop never waits for a disk.
+    """A store of records in a file. Threads ask it, so that the event loop never waits for a disk.
 
     Look-ups have connections of their own: SQLite lets them read while another connection writes.
     """
@@ -99,7 +99,7 @@ class SQLiteStore(ResponseStore):
         self._renewing: set[str] = set()
 
     async def start(self) -> None:
-        """Opens the file, and makes it if it is not there.
+        """Open the file, and make it if it is not there.
 
         Raises:
             ConfigError: its folder is not there, or it is no file of this store.
@@ -136,7 +136,7 @@ class SQLiteStore(ResponseStore):
         await self._write(owner, lambda connection: self._delete(connection, owner, keys))
 
     async def aclose(self) -> None:
-        """Closes the file."""
+        """Close the file."""
         await self._tasks.join(_END)
         await self._tasks.aclose()
         await self._writer.aclose()

@@ -13,7 +13,7 @@ BACKLOG = 10_000
 
 
 class InprocEvents(EventPlane):
-    """Hands events to every subscriber of the subject; a subscriber that falls behind loses the newest."""
+    """An event plane within one process; a subscriber that falls behind loses the newest events."""
 
     def __init__(self, metrics: MetricsScope, backlog: int = BACKLOG) -> None:
         self._subjects: dict[str, set[_Mailbox]] = {}
@@ -41,7 +41,7 @@ class InprocEvents(EventPlane):
             mailboxes.discard(mailbox)
 
     def close(self) -> None:
-        """Lets go of all subscribers; those that wait are cancelled by their owners."""
+        """Let go of all subscribers; those that wait are cancelled by their owners."""
         self._closed = True
         self._subjects.clear()
 

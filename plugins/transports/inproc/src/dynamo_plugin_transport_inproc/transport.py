@@ -157,7 +157,7 @@ class _InprocCall(Source):
     # The calling side.
 
     def forget(self) -> None:
-        """The caller gave up before it was accepted: the sink is not to be told anything."""
+        """Forget a call whose caller gave up before it was accepted: its sink hears nothing."""
         self._sink = None
         self.stop()
 

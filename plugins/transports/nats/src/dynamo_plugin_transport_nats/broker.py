@@ -73,7 +73,7 @@ class NatsBroker(Broker):
         return NatsBroker(self._settings, metrics)
 
     def begun(self, session: Session) -> None:
-        """Servers that were not known are told by those that are."""
+        """Learn of unknown servers from the known ones."""
         assert isinstance(session, _NatsSession)  # noqa: S101 - it comes from `attempts`
         client = session.client
         known = set(self._servers)
@@ -145,7 +145,7 @@ class _NatsSession(Session):
         self.gone.clear()
 
     async def _check_greeting(self) -> None:
-        """Checks the greeting. The library waits for one, and reports that of another protocol as empty."""
+        """Check the greeting. The library waits for one, and reports that of another protocol as empty."""
         address = urlsplit(self._server)
         words = await read_greeting(address.hostname or "", address.port or DEFAULT_PORT)
         if words and not words.startswith(GREETING):

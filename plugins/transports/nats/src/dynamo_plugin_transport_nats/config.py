@@ -29,7 +29,7 @@ class NatsTls(ClientTls):
 
 
 class NatsConfig(BrokeredConfig):
-    """Where the servers are, how to log in, and what may wait to be read, beside the bounds of all brokers."""
+    """The servers' addresses, the login, and the bounds of unread data, beside the bounds of all brokers."""
 
     servers: list[str] = Field(
         default=["nats://127.0.0.1:4222"],
@@ -85,7 +85,7 @@ class NatsConfig(BrokeredConfig):
 
 
 def _server(text: str) -> str:
-    """An address in full.
+    """Return an address in full.
 
     Raises:
         ValueError: it is none, or holds a password.

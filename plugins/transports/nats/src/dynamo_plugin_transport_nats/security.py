@@ -1,4 +1,4 @@
-"""How to log in, and TLS: what the connection is given, and that no secret leaves before it is encrypted."""
+"""Login and TLS options of the connection: no secret leaves before it is encrypted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotEncrypted(ConfigError):
 
 
 class Login:
-    """What is told to the library for every connection, made of the settings.
+    """The login of every connection, made from the settings.
 
     Raises:
         ConfigError: a file or a key cannot be used, or a distribution is missing that it takes.
@@ -34,7 +34,7 @@ class Login:
             _check_keys(config)
 
     def attempt(self) -> tuple[dict[str, Any], Callable[[], None]]:
-        """Options of one connection, and what to call once it stands.
+        """Return options of one connection, and what to call once it stands.
 
         Both raise `NotEncrypted` if it should be encrypted and is not.
         """

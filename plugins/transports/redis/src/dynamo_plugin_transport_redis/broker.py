@@ -167,7 +167,7 @@ class _RedisSession(Session):
             await self._listening.send_command("UNSUBSCRIBE", channel)
 
     async def _messages(self) -> None:
-        """Reads what is published to our channels."""
+        """Read what is published to our channels."""
         read = self._listening.read_response
         while not self._ended:
             kind, channel, data = (await read(disable_decoding=True) + [None])[:3]
@@ -212,7 +212,7 @@ class _RedisSession(Session):
         await answered
 
     async def _answers(self) -> None:
-        """Reads how many got what was published."""
+        """Read how many got what was published."""
         read = self._publishing.read_response
         while not self._ended:
             answer = await read(disable_decoding=True)
@@ -229,7 +229,7 @@ class _RedisSession(Session):
     # Its end.
 
     async def _watch(self) -> None:
-        """Finds out when the server hangs."""
+        """Find out when the server hangs."""
         while not self._ended:
             # A timer, since what waits for the network may not hear that it is cancelled.
             silent = TimeoutError(f"the server did not answer for {ANSWER:g} s")

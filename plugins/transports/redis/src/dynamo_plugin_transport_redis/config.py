@@ -13,7 +13,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_-]+([.:][A-Za-z0-9_-]+)*")
 
 
 class RedisConfig(RedisSettings, BrokeredConfig):
-    """Where the server is and how to log in, beside the bounds of all brokers."""
+    """The server's address and the login, beside the bounds of all brokers."""
 
     DATABASE_IN_URL: ClassVar[str] = "channels belong to none"
 

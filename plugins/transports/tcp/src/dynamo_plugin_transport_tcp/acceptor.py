@@ -41,7 +41,7 @@ STOP_TIMEOUT = 5.0
 
 
 def listen(family: int, place: tuple[Any, ...]) -> socket.socket:
-    """A socket that listens at an address as `socket.getaddrinfo` gives it.
+    """Return a socket that listens at an address as `socket.getaddrinfo` gives it.
 
     Raises:
         OSError: the address cannot be bound.
@@ -61,7 +61,7 @@ def listen(family: int, place: tuple[Any, ...]) -> socket.socket:
 
 
 class Acceptor:
-    """Owns a listening socket. Made in the event loop that is to be given the connections."""
+    """The owner of a listening socket. Made in the event loop that gets the connections."""
 
     def __init__(
         self,
@@ -93,17 +93,17 @@ class Acceptor:
         self._closed = False
 
     async def start(self) -> None:
-        """Accepts from now on."""
+        """Accept from now on."""
         await self._thread.run(self._start())
 
     async def aclose(self) -> None:
-        """Accepts no more, and closes what was not handed over."""
+        """Accept no more, and close what was not handed over."""
         self._closed = True
         await asyncio.to_thread(self._thread.stop, STOP_TIMEOUT)
         self._hand_over()
 
     def _hand_over(self) -> None:
-        """Runs in the event loop."""
+        """Run in the event loop."""
         with self._lock:
             handoff, self._handoff = self._handoff, {}
         for pending, sock in handoff.items():
@@ -153,7 +153,7 @@ class Acceptor:
             sock.close()
 
     async def _meet(self, sock: socket.socket, pending: PendingConnection) -> bool:
-        """Whether the connection was handed over."""
+        """Return whether the connection was handed over."""
         try:
             async with asyncio.timeout(self._timeout):
                 if await _begins_with_a_probe(sock):
@@ -189,7 +189,7 @@ class Acceptor:
         await loop.sock_sendall(sock, self._key.answer(challenge, busy))
 
     def _pass_on(self, sock: socket.socket, pending: PendingConnection) -> bool:
-        """Leaves the connection to the event loop; whether there is one."""
+        """Leave the connection to the event loop; whether there is one."""
         pending.close = lambda: self._drop(pending)
         with self._lock:
             self._handoff[pending] = sock
@@ -202,7 +202,7 @@ class Acceptor:
         return True
 
     def _drop(self, pending: PendingConnection) -> None:
-        """Closes a connection that still waits for the event loop."""
+        """Close a connection that still waits for the event loop."""
         with self._lock:
             sock = self._handoff.pop(pending, None)
         if sock is not None:
@@ -210,7 +210,7 @@ class Acceptor:
 
 
 async def _begins_with_a_probe(sock: socket.socket) -> bool:
-    """Whether what comes is a probe; returns as soon as that is known, and takes nothing of it.
+    """Return whether what comes is a probe; return as soon as that is known, and takes nothing of it.
 
     Raises:
         OSError: the connection is over.

@@ -15,7 +15,7 @@ _ELSEWHERE = ("192.0.2.1", 9)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a process listens, and which run of which process is meant."""
+    """The address of a process, and the run of the process."""
 
     host: str
     port: int
@@ -26,7 +26,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """The address in a record.
+        """Return the address in a record.
 
         Raises:
             ValueError: it is none.
@@ -39,7 +39,7 @@ class Address:
 
 
 def split_host_port(text: str) -> tuple[str, int | None]:
-    """Host and port of ``host``, ``host:port`` or ``[v6]:port``; the port is None if there is none.
+    """Return host and port of ``host``, ``host:port`` or ``[v6]:port``; the port is None if there is none.
 
     Raises:
         ValueError: the text is none of these.
@@ -64,12 +64,12 @@ def split_host_port(text: str) -> tuple[str, int | None]:
 
 
 def join_host_port(host: str, port: int) -> str:
-    """``host:port``, with brackets where IPv6 needs them."""
+    """Return ``host:port``, with brackets where IPv6 needs them."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_address(host: str) -> bool:
-    """Whether `host` is an address as numbers, and not a name."""
+    """Return whether `host` is an address as numbers, and not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -78,7 +78,7 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`. A name other than ``localhost`` counts as reached by others."""
+    """Return whether only this machine reaches `host`. A name other than ``localhost`` counts as reached by others."""
     if host == "localhost":
         return True
     try:
@@ -88,7 +88,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_unspecified(host: str) -> bool:
-    """Whether `host` stands for all addresses of the machine, such as ``0.0.0.0``."""
+    """Return whether `host` stands for all addresses of the machine, such as ``0.0.0.0``."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -96,7 +96,7 @@ def is_unspecified(host: str) -> bool:
 
 
 def own_address() -> str | None:
-    """The address under which this machine reaches others; None if it has no network."""
+    """Return the address under which this machine reaches others; None if it has no network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_ELSEWHERE)

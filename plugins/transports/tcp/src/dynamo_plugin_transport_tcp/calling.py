@@ -140,7 +140,7 @@ class CallerLink(Link):
         return self.peer_limit
 
     def send_call(self, message: bytes) -> None:
-        """Sends an encoded `Open` with the next write."""
+        """Send an encoded `Open` with the next write."""
         if self._slow:
             self._shorten_heartbeat()
         self.send_body(message)
@@ -148,7 +148,7 @@ class CallerLink(Link):
     # Events.
 
     def subscribe(self, subject: str, source: int, put: Callable[[int, bytes], None]) -> Subscription:
-        """Asks for the events of one publisher.
+        """Ask for the events of one publisher.
 
         Raises:
             CannotConnect: the connection is closed.
@@ -161,7 +161,7 @@ class CallerLink(Link):
         return subscription
 
     def unsubscribe(self, sid: int) -> None:
-        """Drops the events of a subscription from now on."""
+        """Drop the events of a subscription from now on."""
         if self._subscriptions.pop(sid, None) is not None:
             self.send(Unsubscribe(sid))
 
@@ -190,7 +190,7 @@ class CallerLink(Link):
         return bool(self.calls or self._subscriptions)
 
     def _shorten_heartbeat(self) -> None:
-        """A call was opened while the worker was asked less often."""
+        """Shorten the heartbeat for a call opened while the worker was asked less often."""
         self.update_liveness()
         self.liveness.begin(self._loop.time())
         self._set_ticker()
@@ -239,7 +239,7 @@ class Subscription:
         self.over = asyncio.Event()
 
     def close(self) -> None:
-        """Wants no more of them. Safe twice."""
+        """Want no more of them. Safe twice."""
         self._link.unsubscribe(self._sid)
 
 
@@ -260,9 +260,10 @@ class Peers:
         self._closed = False
 
     async def get(self, text: str, lease_ttl: float | None = None) -> CallerLink:
-        """The connection with the process at an address of a record. Callers that come together share one attempt.
+        """Return the connection with the process at an address of a record.
 
-        `lease_ttl` is the life of the worker's lease in seconds, None if the record does not say.
+        Callers that come together share one attempt. `lease_ttl` is the life of the worker's lease in seconds, None if
+        the record does not say.
 
         Raises:
             CannotConnect: it is not there, or not the one that is meant, or does not trust us.
@@ -314,7 +315,7 @@ class Peers:
                     link.abort(CannotConnect("the connection was given up"))
 
     async def _open(self, text: str, limit: float, lease_ttl: float | None, made: list[CallerLink]) -> CallerLink:
-        """`limit` is the seconds that it may take, but for those in which the worker's event loop is busy."""
+        """Open within `limit` seconds, but for those in which the worker's event loop is busy."""
         address = Address.parse(text)
 
         def make() -> CallerLink:
@@ -346,7 +347,7 @@ class Peers:
     async def _connected(
         self, hosts: list[str], port: int, make: Callable[[], CallerLink], server_name: str | None
     ) -> CallerLink:
-        """A connection with the first of the hosts that answers."""
+        """Return a connection with the first of the hosts that answers."""
         for host in hosts[:-1]:
             with suppress(OSError):
                 return await self._connect_to(host, port, make, server_name)
@@ -368,7 +369,7 @@ class Peers:
     async def _wait_for_busy(
         self, hosts: list[str], port: int, key: ProbeKey, deadline: asyncio.Timeout, limit: float
     ) -> None:
-        """Puts the deadline off as long as a thread of the worker says that its event loop is busy."""
+        """Put the deadline off as long as a thread of the worker says that its event loop is busy."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(self._config.heartbeat, limit / ASKED))
@@ -379,7 +380,7 @@ class Peers:
                         deadline.reschedule(loop.time() + limit)
 
     async def aclose(self) -> None:
-        """Ends all calls and closes all connections."""
+        """End all calls and close all connections."""
         self._closed = True
         await self._tasks.aclose()
         links = list(self._links.values())

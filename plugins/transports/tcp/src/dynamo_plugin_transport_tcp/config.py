@@ -39,7 +39,7 @@ class TcpTls(ClientTls):
 
 
 class TcpConfig(PluginConfig):
-    """Where to listen, which peers to trust, and the limits of connections. Times in seconds."""
+    """The address to listen on, the trusted peers, and the limits of connections. Times in seconds."""
 
     bind: str = Field(default="127.0.0.1:0", description="Where workers listen, as host:port; port 0 is any free port.")
     advertise: str | None = Field(

@@ -1,4 +1,4 @@
-"""Limits the connections whose callers have not yet proved that they read the worker's record.
+"""A limit on connections whose callers have not yet authenticated.
 
 A caller proves it in the handshake, with the nonce of the worker's address and the secret. Until then its connection is
 *pending*. The number of pending connections is limited, and a new one evicts the oldest of the host that has the most:
@@ -51,7 +51,7 @@ class ConnectionLimiter:
         self._warned: dict[str, float] = {}
 
     def add(self, pending: PendingConnection) -> None:
-        """Adds a connection, and evicts another where there are too many. Called in the thread that accepts."""
+        """Add a connection, and evict another where there are too many. Called in the thread that accepts."""
         oldest: PendingConnection | None = None
         with self._lock:
             if self._count >= self._most:
@@ -73,12 +73,15 @@ class ConnectionLimiter:
                 oldest.close()
 
     def remove(self, pending: PendingConnection) -> None:
-        """The connection is closed. Safe twice."""
+        """Remove a closed connection. Safe twice."""
         with self._lock:
             self._drop(pending)
 
     def verified(self, pending: PendingConnection) -> None:
-        """The caller has done the handshake. Of hosts with as many pending connections, its host comes last."""
+        """Record that the caller has done the handshake.
+
+        Of hosts with as many pending connections, its host comes last.
+        """
         with self._lock:
             self._drop(pending)
             _remember(self._verified, pending.host, None)
@@ -93,7 +96,7 @@ class ConnectionLimiter:
                 del self._waiting[pending.host]
 
     def warn(self, host: str, message: str, *details: object) -> None:
-        """Logs a warning about a host, at most once a minute."""
+        """Log a warning about a host, at most once a minute."""
         now = monotonic()
         with self._lock:
             last = self._warned.get(host)
@@ -104,7 +107,7 @@ class ConnectionLimiter:
 
 
 def _remember(remembered: dict[str, V], host: str, value: V) -> None:
-    """Adds an entry as the newest, and drops the oldest of too many."""
+    """Add an entry as the newest, and drop the oldest of too many."""
     remembered.pop(host, None)
     remembered[host] = value
     if len(remembered) > REMEMBERED:

@@ -86,13 +86,13 @@ class TcpEvents(EventPlane):
             await subscriber.aclose()
 
     def close(self) -> None:
-        """Ends all subscriptions."""
+        """End all subscriptions."""
         for subscriber in self._subscribers:
             subscriber.end()
 
 
 class TcpPublisher(Publisher):
-    """Gives every event to each subscription, whose connection drops what it cannot hold."""
+    """A publisher that gives every event to each subscription, whose connection drops what it cannot hold."""
 
     def __init__(self, registry: Registry, subject: str, lease: Lease, dropped: CounterLike) -> None:
         self._registry = registry
@@ -105,7 +105,7 @@ class TcpPublisher(Publisher):
         self._closed = False
 
     async def announce(self, address: Address) -> None:
-        """Puts the record by which subscribers find this publisher."""
+        """Put the record by which subscribers find this publisher."""
         record = EventSource(subject=self._subject, source=self._lease.id, address={"tcp": str(address)})
         await self._lease.put(self._key, msgspec.json.encode(record))
 
@@ -160,7 +160,7 @@ class _Subscriber:
         self._tasks.spawn(self._watch(directory), name=f"events-{self._subject}")
 
     async def get(self) -> Event | None:
-        """The next event; None when there will be none."""
+        """Return the next event; None when there will be none."""
         while not self._events:
             if self._ended:
                 return None
@@ -169,7 +169,7 @@ class _Subscriber:
         return self._events.popleft()
 
     def end(self) -> None:
-        """No more events will come; those that wait are still given out."""
+        """End the events; those that wait are still given out."""
         self._ended = True
         self._wake()
 
@@ -225,7 +225,7 @@ class _Subscriber:
             task.cancel()
 
     async def _follow(self, record: EventSource) -> None:
-        """Stays subscribed to one source until cancelled."""
+        """Stay subscribed to one source until cancelled."""
         source = record.source
         address = record.address.get("tcp")
         if address is None:

@@ -21,26 +21,26 @@ _ALL_BITS = 0xFFFFFFFF
 
 
 class FrameError(Disconnected):
-    """The other end sent what cannot be understood; the connection is of no more use."""
+    """The other end sent a malformed frame; the connection is unusable."""
 
 
 class DamagedFrame(FrameError):
-    """What came is not what was sent."""
+    """A frame differs from the one that was sent."""
 
 
 def frame(body: bytes) -> bytes:
-    """The body as a frame."""
+    """Return the body as a frame."""
     return len(body).to_bytes(HEAD, "big") + body
 
 
 def checked_frame(body: bytes) -> bytes:
-    """The body as a frame with a checksum."""
+    """Return the body as a frame with a checksum."""
     length = len(body) + _CHECK
     return _CHECKED.pack(length, length ^ _ALL_BITS, checksum(body)) + body
 
 
 class FrameSplitter:
-    """Cuts what arrives, in whatever pieces, into bodies of frames. Holds at most one unfinished frame.
+    """A splitter of incoming bytes, however cut, into bodies of frames. Holds at most one unfinished frame.
 
     `limit` is the largest body in bytes, and may be changed between frames; so may it be begun to `check` them.
     """
@@ -60,12 +60,12 @@ class FrameSplitter:
         return len(self._partial)
 
     def check(self) -> None:
-        """From the next frame on there are checksums."""
+        """Expect checksums from the next frame on."""
         self._checked = True
         self._head = _CHECKED.size
 
     def feed(self, data: bytes) -> Iterator[memoryview]:
-        """The bodies that `data` completes, in order. Must be read to its end before the next piece is fed.
+        """Yield the bodies that `data` completes, in order. Must be read to its end before the next piece is fed.
 
         Raises:
             FrameError: a length is over the limit. Nothing of that frame has been kept.

@@ -31,7 +31,7 @@ Handlers = dict[type, Callable[[Any], None]]
 
 
 class Link(asyncio.Protocol):
-    """What both ends of a connection have in common.
+    """The base of both ends of a connection.
 
     Everything sent in one turn of the loop leaves in one write. Subclasses set `handlers` to what may arrive in their
     present state, add the frames that wait in `collect`, and learn of the end in `over`, once.
@@ -82,27 +82,30 @@ class Link(asyncio.Protocol):
     # What subclasses fill in.
 
     def opened(self) -> None:
-        """The socket is connected."""
+        """Record that the socket is connected."""
 
     def collect(self, out: list[bytes]) -> None:
-        """Appends the frames of everything that waits, after those given to `send`."""
+        """Append the frames of everything that waits, after those given to `send`."""
 
     def update_liveness(self) -> bool:
-        """Whether it matters now if the other end lives. Sets how often it is asked, and how long it may be silent."""
+        """Return whether it matters now if the other end lives.
+
+        Set how often it is asked, and how long it may be silent.
+        """
         return True
 
     def ticked(self, now: float) -> None:
-        """A heartbeat or less has passed."""
+        """Record that a heartbeat or less has passed."""
 
     def probe(self) -> None:
-        """Pings stay without an answer: asks the other end's process in another way, if there is one."""
+        """Ping stay without an answer: asks the other end's process in another way, if there is one."""
 
     def log_failure(self, error: DynamoError) -> None:
-        """Logs why the connection is closed."""
+        """Log why the connection is closed."""
         log.warning("the connection with %s is closed: %s", self.peer, error)
 
     def over(self, error: DynamoError) -> None:
-        """Nothing more will arrive, for this reason. Called once."""
+        """Record that nothing more will arrive, for this reason. Called once."""
 
     # Sending.
 
@@ -112,11 +115,11 @@ class Link(asyncio.Protocol):
         return self.closing
 
     def send(self, message: Any) -> None:
-        """Sends a message with the next write."""
+        """Send a message with the next write."""
         self.send_body(encode(message))
 
     def send_body(self, body: bytes) -> None:
-        """Sends an encoded message with the next write."""
+        """Send an encoded message with the next write."""
         if self.closing:
             return
         if self._transcript is not None:
@@ -127,13 +130,13 @@ class Link(asyncio.Protocol):
     # The handshake.
 
     def negotiated(self, *, checksums: bool) -> None:
-        """Both ends have sent their settings, and agreed on checksums for the frames after the handshake."""
+        """Record that both ends have sent their settings and agreed on checksums after the handshake."""
         if self._transcript is not None:
             self.transcript, self._transcript = self._transcript.to_bytes(8, "big"), None
         self._checksums = checksums
 
     def verify_transcript(self, transcript: bytes) -> None:
-        """Compares the handshake as sent with what the other end received, if that reports it.
+        """Compare the handshake as sent with what the other end received, if that reports it.
 
         Raises:
             DamagedFrame: something was changed on its way.
@@ -142,18 +145,18 @@ class Link(asyncio.Protocol):
             raise DamagedFrame("the handshake is not what was sent: its checksum differs")
 
     def handshake_received(self) -> None:
-        """The whole handshake has arrived: larger frames may follow, with checksums if both ends want them."""
+        """Allow larger frames once the whole handshake has arrived, with checksums if both ends want them."""
         self.splitter.limit = self.config.max_frame
         if self._checksums:
             self.splitter.check()
 
     def handshake_sent(self) -> None:
-        """The whole handshake has been sent: frames from now on have checksums if both ends want them."""
+        """Use checksums from now on if both ends want them: the whole handshake has been sent."""
         if self._checksums:
             self.framed = checked_frame
 
     def schedule(self) -> None:
-        """Writes in the next turn of the loop."""
+        """Write in the next turn of the loop."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush, context=self._context)
@@ -176,7 +179,7 @@ class Link(asyncio.Protocol):
     # Ending.
 
     def close(self, error: DynamoError) -> None:
-        """Sends what waits and the reason, then closes. Whatever is still open here ends with `error`."""
+        """Send what waits and the reason, then close. Whatever is still open here ends with `error`."""
         if self.closing:
             return
         # Calls that ended in this turn come before the `Bye`.
@@ -190,7 +193,7 @@ class Link(asyncio.Protocol):
         self._finish(error)
 
     def abort(self, error: DynamoError) -> None:
-        """Closes at once; what waits is not sent."""
+        """Close at once; what waits is not sent."""
         self.closing = True
         if self._transport is not None:
             self._transport.abort()
@@ -251,7 +254,7 @@ class Link(asyncio.Protocol):
                 return
 
     def eof_received(self) -> None:
-        """Lets the event loop close the connection: there is no use for half of one."""
+        """Let the event loop close the connection: there is no use for half of one."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True

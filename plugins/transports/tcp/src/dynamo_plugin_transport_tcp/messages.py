@@ -1,4 +1,4 @@
-"""What travels in frames: msgpack arrays whose first entry says which message it is. Fields are only ever appended.
+"""The messages in frames: msgpack arrays that begin with their kind. Fields are only ever appended.
 
 The handshake: caller `Hello`, listener `Challenge`, caller `Proof`, listener `Ready`. Then calls, whose messages all
 transports share, and subscriptions.
@@ -125,7 +125,7 @@ class Probe(msgspec.Struct, array_like=True, tag=50):
 
 
 class Alive(msgspec.Struct, array_like=True, tag=51):
-    """The answer: its event loop has not run for so many seconds, 0 if it runs."""
+    """The answer: its event loop has not run for some seconds, 0 if it runs."""
 
     busy: Constrained[float, msgspec.Meta(ge=0)]
     proof: bytes
@@ -139,12 +139,12 @@ caller_decoder: msgspec.msgpack.Decoder[ToCaller] = msgspec.msgpack.Decoder(ToCa
 
 
 def pack(message: Any) -> bytes:
-    """A message as a frame."""
+    """Return a message as a frame."""
     return frame(encode(message))
 
 
 def read(decoder: msgspec.msgpack.Decoder[Any], body: memoryview) -> Any:
-    """The message in a body.
+    """Return the message in a body.
 
     Raises:
         FrameError: there is none that this end expects.

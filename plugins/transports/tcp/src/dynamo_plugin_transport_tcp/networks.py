@@ -1,4 +1,4 @@
-"""Which addresses of records a caller connects to: a record can name any, and an attacker may write one."""
+"""The networks that a caller connects to: a record can name any address, and an attacker may write one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _ADDRESSES6 = Path("/proc/net/if_inet6")
 
 
 class AllowedNetworks:
-    """Resolves hosts, and gives only addresses that may be connected to."""
+    """A resolver of hosts that returns only allowed addresses."""
 
     def __init__(self, networks: Sequence[str] | None) -> None:
         """`networks` in CIDR notation; None for `PRIVATE` and those that this machine is in."""
@@ -54,14 +54,14 @@ class AllowedNetworks:
         self._warned: float | None = None
 
     def allow(self, address: str) -> bool:
-        """Whether an address, as numbers, may be connected to."""
+        """Return whether an address, as numbers, may be connected to."""
         place = ipaddress.ip_address(address.partition("%")[0])
         if isinstance(place, ipaddress.IPv6Address) and place.ipv4_mapped is not None:
             place = place.ipv4_mapped
         return _within(place, self._networks) or (self._own and _within(place, own_networks()))
 
     async def resolve(self, host: str, port: int) -> list[str]:
-        """The addresses of a host that may be connected to, as numbers and in the order of preference.
+        """Return the addresses of a host that may be connected to, as numbers and in the order of preference.
 
         Connect to these, and not to the name: it might stand for another address the next time.
 
@@ -85,13 +85,13 @@ class AllowedNetworks:
 
 
 async def lookup(host: str, port: int) -> list[str]:
-    """The addresses of a host, as numbers and in the order of preference."""
+    """Return the addresses of a host, as numbers and in the order of preference."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 def own_networks() -> tuple[Network, ...]:
-    """The networks that this machine is in, without a router between; none where the system does not say."""
+    """Return the networks that this machine is in, without a router between; none where the system does not say."""
     return (*_own4(), *_own6())
 
 

@@ -1,4 +1,4 @@
-"""Probes: whether the process at an address lives, asked of a thread of it that needs neither event loop nor engine.
+"""Probes of a process's liveness, answered by a thread that needs neither event loop nor engine.
 
 A probe is one frame over a connection of its own, and so is its answer. Both are plain where connections are encrypted:
 they hold nothing that is secret. A probe proves that the caller has read the worker's record and knows the transport's
@@ -37,7 +37,7 @@ TIMEOUT: Final = 1.0
 
 
 class ProbeKey:
-    """What probes of one process and their answers are proven with: its nonce, and the secret if there is one."""
+    """The key of probes and answers of one process: its nonce, and the secret if there is one."""
 
     __slots__ = ("_key",)
 
@@ -51,11 +51,11 @@ class ProbeKey:
         return self._proof(LISTENER, challenge, busy.hex().encode())
 
     def probe(self, challenge: bytes) -> bytes:
-        """A probe, as a frame."""
+        """Return a probe, as a frame."""
         return pack(Probe(_MAGIC, challenge, self._proof(CALLER, challenge)))
 
     def read_probe(self, data: bytes) -> bytes | None:
-        """The challenge of a probe, from a frame; None if it is not proven, or none at all."""
+        """Return the challenge of a probe, from a frame; None if it is not proven, or none at all."""
         try:
             given = _probe_decoder.decode(data[HEAD:])
         except UNREADABLE:
@@ -63,11 +63,11 @@ class ProbeKey:
         return given.challenge if proven(self._proof(CALLER, given.challenge), given.proof) else None
 
     def answer(self, challenge: bytes, busy: float) -> bytes:
-        """The answer to a probe, as a frame; `busy` is the seconds for which the event loop has not run."""
+        """Return the answer to a probe, as a frame; `busy` is the seconds for which the event loop has not run."""
         return pack(Alive(busy, self._of_answer(challenge, busy)))
 
     def read_answer(self, challenge: bytes, data: bytes) -> float | None:
-        """The seconds in an answer, from a frame; None if it is not proven, or none at all."""
+        """Return the seconds in an answer, from a frame; None if it is not proven, or none at all."""
         try:
             given = _answer_decoder.decode(data[HEAD:])
         except UNREADABLE:
@@ -76,7 +76,7 @@ class ProbeKey:
 
 
 async def probe(host: str, port: int, key: ProbeKey) -> float | None:
-    """Asks the process at an address: the seconds for which its event loop has not run, 0 if it runs.
+    """Ask the process at an address: the seconds for which its event loop has not run, 0 if it runs.
 
     None if there was no answer within `TIMEOUT`, or none that is proven.
     """
@@ -120,6 +120,6 @@ class _Asking(asyncio.Protocol):
             self.answer.set_result(self._got)
 
     def leave(self) -> None:
-        """Closes the connection, if there is one."""
+        """Close the connection, if there is one."""
         if self._transport is not None:
             self._transport.abort()

@@ -17,7 +17,7 @@ CHALLENGE_BYTES = 32
 
 
 def proof(secret: bytes | None, role: bytes, nonce: bytes, caller: bytes, listener: bytes) -> bytes:
-    """What the end called `role` sends to prove that it knows the secret; empty without one.
+    """Return what the end called `role` sends to prove that it knows the secret; empty without one.
 
     Bound to the process that is meant (`nonce`) and to both challenges, so that it is of no use anywhere else, nor for
     the other role.
@@ -28,12 +28,12 @@ def proof(secret: bytes | None, role: bytes, nonce: bytes, caller: bytes, listen
 
 
 def proven(expected: bytes, given: bytes) -> bool:
-    """Whether the proofs are equal, compared in constant time."""
+    """Return whether the proofs are equal, compared in constant time."""
     return hmac.compare_digest(expected, given)
 
 
 def listening_context(tls: TcpTls) -> ssl.SSLContext:
-    """What a worker's listener uses.
+    """Return what a worker's listener uses.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -48,7 +48,7 @@ def listening_context(tls: TcpTls) -> ssl.SSLContext:
 
 
 def calling_context(tls: TcpTls) -> ssl.SSLContext:
-    """What callers use.
+    """Return what callers use.
 
     Raises:
         ConfigError: a file cannot be used.

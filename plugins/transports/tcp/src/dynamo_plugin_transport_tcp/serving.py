@@ -69,18 +69,18 @@ EVENT_OVERHEAD = 64
 
 
 class Source(Protocol):
-    """What a subscriber can be given events of."""
+    """The source of a subscriber's events."""
 
     def join(self, link: ListenerLink, sid: int) -> None:
-        """From now on events go to this subscription too."""
+        """Send events to this subscription too from now on."""
 
     def leave(self, link: ListenerLink, sid: int) -> None:
-        """No more events to this subscription."""
+        """Send no more events to this subscription."""
 
 
 @dataclass(slots=True)
 class Registry:
-    """What this process offers, and who is connected."""
+    """The endpoints that this process offers, and its connections."""
 
     config: TcpConfig
     connections: GaugeLike
@@ -100,7 +100,10 @@ class Registry:
         self.unfinished = UnfinishedFrames(UNFINISHED * self.config.max_frame)
 
     def make_room(self) -> bool:
-        """Whether there is room for another caller. One that has no calls makes room: it connects again when needed."""
+        """Return whether there is room for another caller.
+
+        One that has no calls makes room: it connects again when needed.
+        """
         if len(self.callers) < self.config.max_connections:
             return True
         idle = next((link for link in self.callers if link.idle), None)
@@ -275,7 +278,7 @@ class ListenerLink(Link):
             source.leave(self, wish.sid)
 
     def offer(self, sid: int, number: int, payload: bytes) -> bool:
-        """Queues an event for a subscription; False if a bound is reached."""
+        """Queue an event for a subscription; False if a bound is reached."""
         size = len(payload) + EVENT_OVERHEAD
         waiting = self._event_bytes + size
         if waiting > EVENT_BACKLOG_BYTES or size > self.peer_limit or len(self._events) >= self.config.event_backlog:
@@ -287,7 +290,7 @@ class ListenerLink(Link):
         return True
 
     def unsubscribed(self, sid: int) -> None:
-        """The source of a subscription is gone. What waits is still sent."""
+        """End a subscription whose source is gone. Waiting events are still sent."""
         self._subscriptions.pop(sid, None)
         self.send(Unsubscribed(sid))
 
@@ -354,7 +357,7 @@ class ListenerLink(Link):
             self.close(Disconnected(f"{self.peer} did not tell for {silence:g} s what it has taken"))
 
     async def sent(self) -> None:
-        """Returns when what was given to `send` is in the socket: it is written at the end of this turn."""
+        """Return when what was given to `send` is in the socket: it is written at the end of this turn."""
         await asyncio.sleep(0)
 
     def collect(self, out: list[bytes]) -> None:

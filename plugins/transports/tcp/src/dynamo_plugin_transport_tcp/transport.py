@@ -171,7 +171,7 @@ class TcpTransport(Transport):
         return acceptor, address
 
     def _take(self, sock: socket.socket, pending: PendingConnection) -> None:
-        """Takes over a connection that carries no probe."""
+        """Take over a connection that carries no probe."""
         loop = asyncio.get_running_loop()
         task = self._met.spawn(self._meet(sock, pending), name="tcp-connection")
         pending.close = lambda: loop.call_soon_threadsafe(task.cancel)

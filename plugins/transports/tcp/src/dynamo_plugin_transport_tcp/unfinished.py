@@ -1,4 +1,4 @@
-"""Bounds the bytes of frames that callers have begun and not finished, over all connections of a process.
+"""A bound on the bytes of unfinished frames, over all connections of a process.
 
 The callers of a host may hold as much as they leave free. Beyond that only the connection goes on whose frame the host
 has begun first; its others are not read meanwhile. While one waits, a connection whose frame does not grow is cut.

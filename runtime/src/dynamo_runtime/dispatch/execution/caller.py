@@ -1,4 +1,4 @@
-"""Calling an endpoint of one given worker and taking its items."""
+"""Calls to an endpoint of one given worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Caller:
         self._flush = FlushQueue()
 
     async def __call__(self, instance: Instance, endpoint: Endpoint, request: object, *, timeout: float) -> list[Any]:
-        """All items of the stream; `timeout` in seconds bounds the whole call."""
+        """Return all items of the stream; `timeout` in seconds bounds the whole call."""
         items: list[Any] = []
         await self.each(instance, endpoint, request, items.append, timeout=timeout)
         return items
@@ -39,7 +39,7 @@ class Caller:
         *,
         timeout: float,
     ) -> None:
-        """Gives each item to `take` as it comes; an error that `take` raises ends the call and is raised here."""
+        """Give each item to `take` as it comes; an error that `take` raises ends the call and is raised here."""
         stream = ResponseStream(None, self._flush)
         ctx = EngineContext(str(uuid.uuid4()))
         try:

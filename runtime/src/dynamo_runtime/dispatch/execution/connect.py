@@ -1,4 +1,4 @@
-"""From a request to a call that a worker has accepted: route, call, and try another worker if one refuses."""
+"""Placement of a request: route, call, and try another worker if one refuses."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ class Connector:
 
 
 def _routed(hop: Hop, call: WorkerCall, route: Route, last: DynamoError | None, begun: float) -> RequestRouted:
-    """The event of a choice that took since `begun`, just before its worker is called."""
+    """Return the event of a choice that took since `begun`, just before its worker is called."""
     return RequestRouted(
         call.ctx.root_id,
         time.monotonic(),
@@ -270,7 +270,7 @@ def _routed(hop: Hop, call: WorkerCall, route: Route, last: DynamoError | None, 
 
 
 def _for_rank(payload: Any, route: Route, card: ModelCard) -> Any:
-    """What a worker with several ranks is sent: it is told which one was chosen, unless the caller has named one."""
+    """Return the request for a worker with several ranks: with the chosen rank, unless the caller named one."""
     if card.runtime_config.data_parallel_size == 1 or not isinstance(payload, PreprocessedRequest):
         return payload
     hints = payload.routing or RoutingHints()
@@ -280,7 +280,7 @@ def _for_rank(payload: Any, route: Route, card: ModelCard) -> Any:
 
 
 def _asked_all(call: WorkerCall) -> bool:
-    """Whether no worker in service is left that has not failed or refused, however busy."""
+    """Return whether no worker in service is left that has not failed or refused, however busy."""
     return call.group.pool.in_service <= call.routing.excluded
 
 
@@ -290,7 +290,7 @@ def _none_left(last: DynamoError | None, call: WorkerCall) -> bool:
 
 
 def exhausted(last: DynamoError | None) -> DynamoError:
-    """What the client is told when no worker is left to be asked, from why the last one failed."""
+    """Return what the client is told when no worker is left to be asked, from why the last one failed."""
     if isinstance(last, WorkerOverloaded):
         return ServiceOverloaded(cause=last)
     if isinstance(last, LOST_WORKER):

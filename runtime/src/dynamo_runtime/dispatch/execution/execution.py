@@ -110,7 +110,7 @@ class TokenLog:
         self.has_unmovable_output = False
 
     def observe(self, batch: Sequence[LLMEngineOutput]) -> None:
-        """Takes down a batch."""
+        """Take down a batch."""
         tokens = self.tokens
         for item in batch:
             tokens += item.token_ids
@@ -128,7 +128,7 @@ class TokenLog:
             self._drop()
 
     def including_unread(self, items: Sequence[LLMEngineOutput]) -> TokenLog:
-        """What this one will be when the reader has taken `items`, which have arrived."""
+        """Return what this one will be when the reader has taken `items`, which have arrived."""
         log = copy.copy(self)
         log._overlong, log.tokens = None, self.tokens.copy()
         log.observe(items)
@@ -158,7 +158,7 @@ class TokenLog:
 
 
 class ContinuedSink:
-    """Makes what the next worker says a part of one answer: its counts are those of its own prompt and tokens."""
+    """A sink that makes the next worker's output a part of one answer: its counts are of its own prompt and tokens."""
 
     __slots__ = ("_before", "_cached_tokens", "_cum_log_probs", "_sink")
 
@@ -194,7 +194,7 @@ class ContinuedSink:
 
 
 class Hop:
-    """A call that is tried at one worker after the other until one accepts: its stream, and which workers were asked.
+    """A call that is tried at worker after worker until one accepts: its stream, and the workers asked so far.
 
     The hop of the answer has the client's stream; a prefill worker is called in a hop of its own. `label` tells the
     attempts of the hop from those of the request's other hops. If `patient`, a worker is waited for while all are busy,
@@ -237,22 +237,22 @@ class Hop:
         return self.stream.error or self.failure
 
     def begin(self, reservation: Reservation | None = None, span: RouteSpan | None = None) -> Sink:
-        """The sink for the worker that was chosen."""
+        """Return the sink for the worker that was chosen."""
         attempt = self.stream.begin(reservation, span)
         return attempt if self._seen is None else ContinuedSink(attempt, self._seen)
 
     def ask(self, instance_id: int) -> int:
-        """Counts a worker that is about to be asked; returns how many calls there were before."""
+        """Count a worker that is about to be asked; return how many calls there were before."""
         self.workers.add(instance_id)
         number, self.calls = self.calls, self.calls + 1
         return number
 
     def attempt_id(self, ctx: EngineContext, number: int) -> str:
-        """The id of an attempt of this hop, before which there were `number` calls."""
+        """Return the id of an attempt of this hop, before which there were `number` calls."""
         return f"{ctx.id}-{self.label}{number}"
 
     def refused(self, instance_id: int, error: DynamoError) -> None:
-        """The worker has not accepted. One that is full does not count as asked: another one may have room."""
+        """Handle a refusal of the worker. One that is full does not count as asked: another one may have room."""
         self.stream.release_attempt(error)
         self.moved_from = instance_id
         if isinstance(error, WorkerOverloaded):
@@ -260,26 +260,26 @@ class Hop:
             self.full += 1
 
     def forget_asked(self) -> None:
-        """Workers that were asked may be asked again."""
+        """Allow asking the same workers again."""
         self.workers.clear()
 
     def reopen(self, stream: ResponseStream, after: Hop) -> None:
-        """Another round over a stream of its own; `after` says what the request has been through."""
+        """Start another round over a stream of its own; `after` says what the request has been through."""
         self.stream = stream
         self.moved_from, self.completed = after.moved_from, after.completed
 
     def leave(self, worker: int | None, seen: TokenLog) -> None:
-        """A worker that had accepted has failed: the next one goes on from what was seen."""
+        """Leave a worker that failed after it accepted: the next one goes on from what was seen."""
         self.moved_from, self.completed = worker, len(seen.tokens)
         self._seen = None if seen.empty else seen
 
     def note_failure(self, error: DynamoError | None) -> None:
-        """Notes why what is being placed is of no use any more; None: it is placed anew."""
+        """Note why the current placement is of no use any more; None: it is placed anew."""
         self.failure = error
 
 
 class ExecutionState(enum.Enum):
-    """Where a request is; docs/architecture.md has the transitions."""
+    """The state of a request; docs/architecture.md has the transitions."""
 
     ADMITTED = "admitted"
     ROUTING = "routing"
@@ -290,13 +290,13 @@ class ExecutionState(enum.Enum):
 
 
 class RecoveryPolicy(Protocol):
-    """What is done about an attempt that has failed while the stream is open."""
+    """The policy for an attempt that has failed while the stream is open."""
 
     #: The tasks of requests that recover, and of calls that are being left.
     tasks: TaskSet
 
     def recover(self, execution: RequestExecution, error: DynamoError) -> DynamoError | None:
-        """Has the execution recover and returns None; or returns the error that the stream ends with."""
+        """Have the execution recover and return None; or returns the error that the stream ends with."""
 
 
 class RequestExecution:
@@ -394,11 +394,11 @@ class RequestExecution:
     # Transitions that the steps call.
 
     def start_routing(self) -> None:
-        """A worker is sought for the first time."""
+        """Start to seek a worker for the first time."""
         self.state = ExecutionState.ROUTING
 
     def placement_done(self) -> None:
-        """The request has been placed. If its attempt has failed since, that is dealt with next."""
+        """Record that the request has been placed. If its attempt has failed since, that is dealt with next."""
         self._recovery = None
         failure = self.answer.failure
         self.answer.note_failure(None)
@@ -411,7 +411,7 @@ class RequestExecution:
                 self.fail(final)
 
     def enter_recovery(self, task: asyncio.Task[None], *, in_mid_answer: bool) -> None:
-        """`task` seeks another worker from now on."""
+        """Let `task` seek another worker from now on."""
         self.state = ExecutionState.RECOVERING
         self._recovery = task
         if in_mid_answer:
@@ -420,33 +420,33 @@ class RequestExecution:
             self.retries += 1
 
     def fail(self, error: DynamoError) -> None:
-        """Ends the request badly. A recovery that calls this is not cancelled by it."""
+        """End the request badly. A recovery that calls this is not cancelled by it."""
         self._recovery = None
         self.stream.fail(error)
 
     def stop(self) -> None:
-        """The client has stopped the request while no worker has it."""
+        """Stop the request for its client while no worker has it."""
         self.stream.fail(Cancelled("the request was stopped while it had no worker"))
 
     # What the steps find out.
 
     def fail_attempt(self, error: DynamoError, failed_worker: int) -> None:
-        """The current attempt is of no use any more, since another worker that it builds on has failed."""
+        """Fail the current attempt, since another worker that it builds on has failed."""
         self._failed_worker = failed_worker
         self.stream.fail_attempt(error)
 
     def blame(self, failed_worker: int) -> None:
-        """Names the worker that the next failure is due to."""
+        """Name the worker that the next failure is due to."""
         self._failed_worker = failed_worker
 
     def failed_after_acceptance(self, error: DynamoError) -> bool:
-        """Whether a worker took the request, and its failure, not a refusal, kept the request from being placed."""
+        """Return whether a worker took the request, and its failure, not a refusal, kept it from being placed."""
         if error is not self.answer.failure and retryable(error) and not self.stream.ended:
             self.answer.note_failure(error)
         return error is self.answer.failure
 
     def detach_worker(self, error: DynamoError, seen: TokenLog) -> int | None:
-        """Leaves the worker that has failed, after what was seen of the answer; returns the worker to blame."""
+        """Leave the worker that has failed, after what was seen of the answer; return the worker to blame."""
         failed = self.failed_worker
         self._failed_worker = None
         self.stream.release_attempt(error)
@@ -462,18 +462,18 @@ class RequestExecution:
         return failed
 
     def replan(self, excluded: Collection[int]) -> RoutePlan:
-        """Plans anew, if possible with workers that are not excluded. Raises `Unavailable` if a role is missing."""
+        """Plan anew, if possible with workers that are not excluded. Raise `Unavailable` if a role is missing."""
         self.plan = self.planner.plan(excluded)
         return self.plan
 
     def forget_asked(self) -> None:
-        """Workers that were asked may be asked again: a round of moving has tries of its own."""
+        """Allow asking the same workers again: a round of moving has tries of its own."""
         self.answer.forget_asked()
         if self.prefill is not None:
             self.prefill.forget_asked()
 
     def start_prefill(self, stream: ResponseStream) -> Hop:
-        """Opens the hop to a prefill worker over `stream`, which ends when the request does."""
+        """Open the hop to a prefill worker over `stream`, which ends when the request does."""
         if self.prefill is None:
             self.prefill = Hop(stream, "p")
         hop = self.prefill
@@ -484,7 +484,7 @@ class RequestExecution:
         return hop
 
     def join(self, source: Source, prefill_worker: int) -> None:
-        """A decode worker has accepted: `source` covers both calls from now on, and ends them both."""
+        """Join the calls once a decode worker has accepted: `source` covers both, and ends them both."""
         self._prior = None
         self.stream.replace_source(source, prefill_worker)
 
@@ -500,7 +500,7 @@ class RequestExecution:
         return (self.answer,) if len(self.plan) == 1 else (self.prefill, self.answer)
 
     def tell_moved(self, events: RequestEventHub, failed_worker: int | None, tokens: int, error: DynamoError) -> None:
-        """Tells extensions that a worker which had accepted the request has failed, and that another is sought."""
+        """Tell extensions that a worker which had accepted the request has failed, and that another is sought."""
         if events.active:
             model, now, reason = self.planner.card.name, time.monotonic(), shown(error.message)
             events.publish(
@@ -541,7 +541,7 @@ class RequestExecution:
         self._release_permit()
 
     def _release_permit(self, *, whole: bool = False) -> None:
-        """Gives the permit back; the reader still takes what waits of an answer that is `whole`. Safe twice."""
+        """Give the permit back; the reader still takes what waits of an answer that is `whole`. Safe twice."""
         permit, self._permit = self._permit, None
         if permit is None:
             return

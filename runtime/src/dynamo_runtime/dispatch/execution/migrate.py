@@ -1,4 +1,4 @@
-"""Migration: a request whose worker has failed goes on at another one, under the same stream.
+"""Migration: continue the request of a failed worker at another one, under the same stream.
 
 Before anything of an answer is there the request is simply asked again. In mid-answer another worker is given the
 prompt and the tokens so far, and lower limits. docs/explanation/migration.md says what can move and what cannot.
@@ -56,7 +56,7 @@ class LossLog:
         self._quiet_until: dict[tuple[int | None, str], float] = {}
 
     def lost(self, instance_id: int | None, error: DynamoError) -> None:
-        """A request has lost a worker; None: no worker was chosen yet."""
+        """Record that a request has lost a worker; None: no worker was chosen yet."""
         now = time.monotonic()
         key = (instance_id, error.kind)
         if self._quiet_until.get(key, 0.0) > now:
@@ -103,7 +103,7 @@ class Migrator:
         )
 
     def token_log_for(self, request: PreprocessedRequest, card: ModelCard) -> TokenLog | None:
-        """What takes down the answer to a request; None if it cannot move in mid-answer anyway."""
+        """Return what takes down the answer to a request; None if it cannot move in mid-answer anyway."""
         if card.migration_limit < 1 or migration_blocker(request, card) is not None:
             return None
         most = self._deadlines.migration_max_seq_len
@@ -112,7 +112,7 @@ class Migrator:
         return TokenLog(max(most - len(request.token_ids), 0), self._overlong.labels(card.name).inc)
 
     async def aclose(self) -> None:
-        """Ends what is under way."""
+        """End what is under way."""
         await self.tasks.aclose()
 
     # The policy.
@@ -180,7 +180,7 @@ class Migrator:
         execution.placement_done()
 
     def _leave(self, execution: RequestExecution, error: DynamoError, seen: TokenLog) -> None:
-        """Detaches the worker that has failed."""
+        """Detach the worker that has failed."""
         failed = execution.detach_worker(error, seen)
         if failed is not None and blames_worker(error):
             for group in execution.plan:
@@ -196,7 +196,7 @@ class Migrator:
         )
 
     async def _find(self, execution: RequestExecution, error: DynamoError, seen: TokenLog) -> None:
-        """Returns once another worker has accepted, or nothing is left to be said."""
+        """Return once another worker has accepted, or nothing is left to be said."""
         request = execution.request
         if not seen.empty:
             reason = implied_finish_reason(request, seen.tokens, execution.planner.card.context_length)
@@ -238,7 +238,7 @@ class Migrator:
 
 
 def _finish(execution: RequestExecution, reason: FinishReason, seen: TokenLog) -> None:
-    """Gives the terminal that the worker has not given."""
+    """Give the terminal that the worker has not given."""
     prompt, answer = len(execution.request.token_ids), len(seen.tokens)
     counts = msgspec.structs.replace(usage(prompt, answer), cached_tokens=seen.cached_tokens)
     sink = execution.stream.begin()
@@ -247,7 +247,7 @@ def _finish(execution: RequestExecution, reason: FinishReason, seen: TokenLog) -
 
 
 def _unmovable(seen: TokenLog, moves: int, limit: int) -> str | None:
-    """Why an answer that has begun cannot go on elsewhere; None if it can."""
+    """Return why an answer that has begun cannot go on elsewhere; None if it can."""
     if seen.finished:
         return "its answer was complete"
     if seen.has_unmovable_output:
@@ -260,7 +260,7 @@ def _unmovable(seen: TokenLog, moves: int, limit: int) -> str | None:
 
 
 def migration_blocker(request: PreprocessedRequest, card: ModelCard) -> str | None:
-    """Why an answer to this request can never go on at another worker; None if it can."""
+    """Return why an answer to this request can never go on at another worker; None if it can."""
     options = request.sampling_options
     if card.model_input == "text":
         return "its engine takes text"
@@ -274,7 +274,7 @@ def migration_blocker(request: PreprocessedRequest, card: ModelCard) -> str | No
 def implied_finish_reason(
     request: PreprocessedRequest, tokens: list[int], context_length: int | None
 ) -> FinishReason | None:
-    """How an answer that has come as far as `tokens` has ended, if only its terminal is missing; else None."""
+    """Return how an answer that has come as far as `tokens` has ended, if only its terminal is missing; else None."""
     limits = request.stop_conditions
     if limits.max_tokens is not None and len(tokens) >= limits.max_tokens:
         return FinishReason.LENGTH
@@ -289,7 +289,7 @@ def implied_finish_reason(
 
 
 def continued(request: PreprocessedRequest, seen: TokenLog) -> PreprocessedRequest:
-    """What a worker is asked so that it goes on after the tokens that were seen."""
+    """Return what a worker is asked so that it goes on after the tokens that were seen."""
     limits, count = request.stop_conditions, len(seen.tokens)
     return msgspec.structs.replace(
         request,

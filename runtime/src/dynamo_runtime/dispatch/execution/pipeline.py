@@ -53,7 +53,7 @@ class Pipeline(AsyncResource):
         events: RequestEventHub | None = None,
         unread: UnreadAnswers | None = None,
     ) -> None:
-        """With `forward_identity` workers are told who asks. `unread` gathers what slow clients have not read."""
+        """Tell workers who asks if `forward_identity` is set. `unread` gathers what slow clients have not read."""
         self._forward_identity = forward_identity
         self._admission = admission
         self._retry_after = retry_after
@@ -73,7 +73,7 @@ class Pipeline(AsyncResource):
         self.tracker = tracker
 
     def precheck(self, model: str, principal: Principal, pools: Sequence[PoolView]) -> None:
-        """A quick check of admission before any work is done for a request; raises as `Admission.precheck`."""
+        """Check admission quickly before any work is done for a request; raise as `Admission.precheck`."""
         try:
             self._admission.precheck(model, principal, pools)
         except DynamoError as error:
@@ -90,7 +90,7 @@ class Pipeline(AsyncResource):
         planner: RoutePlanner,
         permit: Permit | None = None,
     ) -> ResponseStream:
-        """Admits the request and returns its stream once a worker has accepted it, or both of a plan with two groups.
+        """Admit the request and return its stream once a worker has accepted it, or both of a plan with two groups.
 
         Should the worker fail, another one is sought for as long as the stream is open. With `permit` it has been let
         in before, as a part of what a client asked.
@@ -115,7 +115,7 @@ class Pipeline(AsyncResource):
         return await self._open(execution)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, planner: RoutePlanner) -> Permit:
-        """Lets in a request that is made of several calls; see `generate`."""
+        """Let in a request that is made of several calls; see `generate`."""
         current = logs.context.get()
         request_id = "" if current is None else current.request_id
         return await self._admit(request, request_id, request_id, principal, planner.plan())
@@ -129,7 +129,7 @@ class Pipeline(AsyncResource):
         principal: Principal,
         planner: RoutePlanner,
     ) -> ResponseStream:
-        """As `generate`, for another endpoint: routes by `request`, and sends `payload` to one worker."""
+        """Call another endpoint like `generate`: route by `request`, and send `payload` to one worker."""
         plan = planner.plan()
         permit = await self._admit(request, ctx.root_id, ctx.id, principal, plan)
         execution = self._execution(
@@ -138,14 +138,14 @@ class Pipeline(AsyncResource):
         return await self._open(execution)
 
     async def aclose(self) -> None:
-        """Ends what is still being moved, or cleaned up after requests that were given up."""
+        """End what is still being moved, or cleaned up after requests that were given up."""
         await self._migrator.aclose()
         await self._prefill.aclose()
 
     def _admit(
         self, request: PreprocessedRequest, request_id: str, call_id: str, principal: Principal, plan: RoutePlan
     ) -> Awaitable[Permit]:
-        """What admission says to a request."""
+        """Return what admission says to a request."""
         admitting = self._admission.admit(request, principal, [group.pool for group in plan])
         if not self._events.active:
             return admitting
@@ -154,7 +154,7 @@ class Pipeline(AsyncResource):
     async def _watch(
         self, admitting: Awaitable[Permit], request_id: str, call_id: str, model: str, tokens: int
     ) -> Permit:
-        """Awaits what admission says, and tells it."""
+        """Await what admission says, and tell it."""
         begun = time.monotonic()
         try:
             permit = await admitting
@@ -178,7 +178,7 @@ class Pipeline(AsyncResource):
         )
 
     async def _open(self, execution: RequestExecution) -> ResponseStream:
-        """Places the request for the first time."""
+        """Place the request for the first time."""
         stream = execution.stream
         execution.start_routing()
         try:
@@ -206,7 +206,7 @@ class Pipeline(AsyncResource):
         excluded: frozenset[int],
         last: DynamoError | None,
     ) -> Awaitable[object]:
-        """Awaits until workers of `plan` have accepted; see `migrate.PlaceRequest`."""
+        """Await until workers of `plan` have accepted; see `migrate.PlaceRequest`."""
         if len(plan) > 1:
             return self._prefill.run(execution, request, *plan, excluded=excluded, last=last)
         ctx = execution.ctx
@@ -217,7 +217,7 @@ class Pipeline(AsyncResource):
 
 
 def with_identity(request: PreprocessedRequest, principal: Principal) -> PreprocessedRequest:
-    """The request as workers get it that are told who asks."""
+    """Return the request as workers get it that are told who asks."""
     hints = request.routing or RoutingHints()
     told = msgspec.structs.replace(
         hints,

@@ -1,4 +1,4 @@
-"""The step *prefill*: one worker computes the prompt, another one answers from the KV cache that this leaves.
+"""The step *prefill*: one worker computes the prompt, another one answers from its KV cache.
 
 Runs after admission and before a decode worker is chosen. There are two kinds. A prefill worker that names a place to
 meet is asked in the background, and the decode worker at once: the two engines move the cache between themselves. Of
@@ -75,7 +75,7 @@ class PrefillStep:
         excluded: frozenset[int] = frozenset(),
         last: DynamoError | None = None,
     ) -> None:
-        """Returns once a decode worker has accepted, or the prefill worker has given the whole answer.
+        """Return once a decode worker has accepted, or the prefill worker has given the whole answer.
 
         `excluded` are workers of either group that are not asked. `last` is why the one failed that was asked before.
 
@@ -98,11 +98,11 @@ class PrefillStep:
             raise
 
     async def aclose(self) -> None:
-        """Ends the cleaning up after requests that were given up."""
+        """End the cleaning up after requests that were given up."""
         await self._tasks.aclose()
 
     async def _compute(self, prefill: _Prefill, group: WorkerGroup, last: DynamoError | None) -> None:
-        """Returns once the prompt has been prefilled, or once a worker with a place to meet has accepted it."""
+        """Return once the prompt has been prefilled, or once a worker with a place to meet has accepted it."""
         execution, routing = prefill.execution, prefill.routing
         call = WorkerCall(GENERATE, prefill.request, routing, execution.ctx, group, prefill.prepare)
         while True:
@@ -134,7 +134,7 @@ class PrefillStep:
                 return
 
     async def _decode(self, prefill: _Prefill, group: WorkerGroup, last: DynamoError | None) -> None:
-        """Has a decode worker go on; waits for one while all are busy, as the prompt has been paid for."""
+        """Have a decode worker go on; wait for one while all are busy, as the prompt has been paid for."""
         execution = prefill.execution
         hop, request = execution.answer, prefill.continued()
         backoff = Backoff(self._deadlines.decode_wait)
@@ -152,7 +152,7 @@ class PrefillStep:
         execution.join(_BothCalls(source, prefill.stream, execution.stream), prefill.instance_id)
 
     async def _release(self, prefill: _Prefill, group: WorkerGroup) -> None:
-        """Fetches the KV cache of a request that was given up, as the prefill worker keeps it until it is fetched."""
+        """Fetch the KV cache of a request that was given up, as the prefill worker keeps it until it is fetched."""
         ctx, request = prefill.execution.ctx, prefill.continued()
         stream = ResponseStream(GENERATE.merge, self._flush)
         apart = EngineContext(ctx.id, metadata=ctx.metadata, root_id=ctx.root_id)
@@ -169,7 +169,7 @@ class PrefillStep:
 
 
 class _Prefill:
-    """The prompt of one request at a prefill worker: what the worker is asked, and what it has said."""
+    """The prompt of one request at a prefill worker: the request to it, and its answer."""
 
     __slots__ = (
         "_asked",
@@ -202,17 +202,17 @@ class _Prefill:
         self.info: BootstrapInfo | None = None
 
     def start(self, stream: ResponseStream) -> Hop:
-        """The hop for the next worker, over a new stream."""
+        """Return the hop for the next worker, over a new stream."""
         self.stream = stream
         return self.execution.start_prefill(stream)
 
     async def collect(self) -> None:
-        """Takes all that the worker says."""
+        """Take all that the worker says."""
         async for item in self.stream:
             self._items.append(item)
 
     def prepare(self, request: PreprocessedRequest, route: Route, card: ModelCard) -> PreprocessedRequest:
-        """What the chosen worker is sent."""
+        """Return what the chosen worker is sent."""
         self.instance_id, self._rank = route.instance.instance_id, route.dp_rank
         facts = card.runtime_config
         size = facts.data_parallel_size
@@ -230,7 +230,7 @@ class _Prefill:
         return msgspec.structs.replace(request, routing=hints, bootstrap_info=self.info)
 
     def continued(self) -> PreprocessedRequest:
-        """What a decode worker is asked."""
+        """Return what a decode worker is asked."""
         asked = self._asked
         hints = msgspec.structs.replace(
             asked.routing or RoutingHints(), prefill_worker_id=self.instance_id, prefill_dp_rank=self._rank
@@ -245,13 +245,13 @@ class _Prefill:
         )
 
     def decode_routing(self, request: PreprocessedRequest) -> RoutingRequest:
-        """For the choice of a decode worker, which is sent `request`."""
+        """Return the routing for the choice of a decode worker, which is sent `request`."""
         further = self.routing.in_phase(Phase.DECODE, request)
         further.excluded = self._excluded
         return further
 
     def check(self) -> None:
-        """Whether the worker did what it was asked.
+        """Check that the worker did what it was asked.
 
         Raises:
             BackendError: it ended with an error, or without anything to hand over.
@@ -277,7 +277,7 @@ class _Prefill:
         return reason in (FinishReason.EOS, FinishReason.CANCELLED, FinishReason.CONTENT_FILTER)
 
     def answer(self) -> None:
-        """Makes what the worker said the client's answer, without what was meant for a decode worker."""
+        """Make what the worker said the client's answer, without what was meant for a decode worker."""
         sink = self.execution.answer.begin()
         self.execution.stream.answered_by(self.instance_id)
         for item in self._items:
@@ -285,7 +285,7 @@ class _Prefill:
         sink.event(Annotated.from_complete_final())
 
     def left_behind(self) -> bool:
-        """Whether the prompt has been prefilled, so that the worker keeps its KV cache for a decode worker."""
+        """Return whether the prompt has been prefilled, so that the worker keeps its KV cache for a decode worker."""
         stream = self.stream
         self._items += stream.take()
         if not stream.ended or stream.error is not None or self._reason() is FinishReason.ERROR:
@@ -293,7 +293,7 @@ class _Prefill:
         return self.info is not None or (not self.answered and _params(self._items) is not None)
 
     def watch(self) -> None:
-        """Something came from a worker that is met by the decode worker: if it has failed, so does the request."""
+        """Watch a worker that is met by the decode worker: if it fails, so does the request."""
         self._items += self.stream.take()
         reason = self._reason()
         error = self.stream.error
@@ -358,7 +358,7 @@ class _BothCalls(Source):
 
 
 def decode_override(asked: PreprocessedRequest) -> RouterConfigOverride:
-    """How a decode worker is chosen: the cache comes from elsewhere, so that its own saves nothing."""
+    """Return how a decode worker is chosen: the cache comes from elsewhere, so that its own saves nothing."""
     return msgspec.structs.replace(
         asked.router_config_override or RouterConfigOverride(),
         overlap_score_credit=0.0,
@@ -368,7 +368,7 @@ def decode_override(asked: PreprocessedRequest) -> RouterConfigOverride:
 
 
 def room(size: int, rank: int) -> int:
-    """A random room below 2**63, by whose number modulo `size` both engines know the rank."""
+    """Return a random room below 2**63, by whose number modulo `size` both engines know the rank."""
     return secrets.randbelow(ROOMS // size) * size + rank
 
 

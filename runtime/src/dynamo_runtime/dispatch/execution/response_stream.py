@@ -44,7 +44,7 @@ class FlushQueue:
         self._dirty: list[Callable[[], None]] = []
 
     def add(self, callback: Callable[[], None]) -> None:
-        """Runs `callback` in the next loop turn. The caller makes sure that it is added once per turn."""
+        """Run `callback` in the next loop turn. The caller makes sure that it is added once per turn."""
         if not self._dirty:
             asyncio.get_running_loop().call_soon(self._flush)
         self._dirty.append(callback)
@@ -59,26 +59,29 @@ class FlushQueue:
 
 
 class StreamOwner(Protocol):
-    """What a stream that outlives its attempts belongs to: a `RequestExecution`."""
+    """The owner of a stream that outlives its attempts: a `RequestExecution`."""
 
     def first_item(self) -> None:
-        """The current attempt has delivered its first item."""
+        """Record that the current attempt has delivered its first item."""
 
     def attempt_failed(self, error: DynamoError) -> DynamoError | None:
-        """The current attempt has failed. None if the stream is to stay open; else the error it ends with."""
+        """Handle the failure of the current attempt.
+
+        None if the stream is to stay open; else the error it ends with.
+        """
 
     def stream_ended(self, error: DynamoError | None) -> None:
-        """Nothing more will come. Called once, also while a slow reader still takes the rest."""
+        """Record that nothing more will come. Called once, also while a slow reader still takes the rest."""
 
     async def settle(self) -> None:
-        """Cancels what is under way for the stream, and returns when it has ended."""
+        """Cancel what is under way for the stream, and return when it has ended."""
 
     def stream_closed(self) -> None:
-        """The reader has closed the stream. Called once."""
+        """Record that the reader has closed the stream. Called once."""
 
 
 class Attempt:
-    """One call at one worker: the sink where the transport puts what arrives, with the rule of ``complete_final``.
+    """One call at one worker: the sink of the transport, with the rule of ``complete_final``.
 
     Holds a place on the load tracker, and a span, until it ends. That is when the stream ends, or sooner if the worker
     refuses or fails.
@@ -127,7 +130,7 @@ class Attempt:
             self._stream._attempt_lost(error or StreamIncomplete("the stream ended before it was complete"))
 
     def end(self, error: DynamoError | None) -> None:
-        """Returns what it holds. `error` says why it has failed, if it has. Safe twice."""
+        """Return what it holds. `error` says why it has failed, if it has. Safe twice."""
         reservation, self._reservation = self._reservation, None
         if reservation is not None:
             reservation.release()
@@ -251,7 +254,10 @@ class ResponseStream:
     # For the execution.
 
     def begin(self, reservation: Reservation | None = None, span: RouteSpan | None = None) -> Attempt:
-        """A new attempt, which holds what is given; whatever an earlier one still delivers is dropped from now on."""
+        """Return a new attempt, which holds what is given.
+
+        Whatever an earlier one still delivers is dropped from now on.
+        """
         self._source = None
         self.source_paused = False
         attempt = Attempt(self, reservation, None) if span is None else RecordedAttempt(self, reservation, span)
@@ -262,7 +268,7 @@ class ResponseStream:
         return attempt
 
     def attach(self, source: Source, instance_id: int) -> None:
-        """The worker has accepted the attempt; `source` controls the call."""
+        """Attach the call of a worker that accepted the attempt; `source` controls it."""
         self._source = source
         self.instance_id = instance_id
         if self._stall_timer is not None and not self.ended:
@@ -270,12 +276,12 @@ class ResponseStream:
         self._balance()
 
     def replace_source(self, source: Source, prefill_instance_id: int) -> None:
-        """Attaches a source made around the one before, which covers the call of the prefill worker as well."""
+        """Attach a source made around the one before, which covers the call of the prefill worker as well."""
         self._source = source
         self.prefill_instance_id = prefill_instance_id
 
     def detach_source(self) -> Source | None:
-        """The source of an attempt that has failed; the caller closes it."""
+        """Return the source of an attempt that has failed; the caller closes it."""
         source, self._source = self._source, None
         self.source_paused = False
         self.prefill_instance_id = None
@@ -284,21 +290,21 @@ class ResponseStream:
         return source
 
     def answered_by(self, instance_id: int) -> None:
-        """A prefill worker has given the whole answer; it was called over a stream of its own."""
+        """Take the whole answer of a prefill worker, which was called over a stream of its own."""
         self.instance_id = self.prefill_instance_id = instance_id
 
     def release_attempt(self, error: DynamoError) -> None:
-        """The current attempt returns what it holds: its worker has not accepted it, or has failed."""
+        """Release what the current attempt holds: its worker has not accepted it, or has failed."""
         if self._attempt is not None:
             self._attempt.end(error)
 
     def fail_attempt(self, error: DynamoError) -> None:
-        """The current attempt is of no use any more, although its own call reports nothing."""
+        """Fail the current attempt, although its own call reports nothing."""
         if self._cut_off():
             self._attempt_lost(error)
 
     def fail(self, error: DynamoError) -> None:
-        """Ends the stream badly, unless it has ended."""
+        """End the stream badly, unless it has ended."""
         if self._cut_off():
             self._end(error)
 
@@ -308,7 +314,7 @@ class ResponseStream:
         return self._attempt is not None and self._attempt.contended
 
     def give_up(self, error: DynamoError) -> None:
-        """Ends the stream badly, even if it is whole, and drops what waits for its reader, who does not read."""
+        """End the stream badly, even if it is whole, and drop what waits for its reader, who does not read."""
         if self._close_done is not None:
             return
         self._drop()
@@ -317,7 +323,7 @@ class ResponseStream:
         self.fail(error)
 
     def _cut_off(self) -> bool:
-        """Stops the source and hears nothing more of it; False if the stream has ended."""
+        """Stop the source and hear nothing more of it; False if the stream has ended."""
         if self.ended:
             return False
         self._sink = None
@@ -341,7 +347,7 @@ class ResponseStream:
         return self._arrived + self.waiting
 
     def unread_items(self) -> Sequence[Any]:
-        """The items that have arrived and not been taken, as they came."""
+        """Return the items that have arrived and not been taken, as they came."""
         return (*self._gathered.items(), *self._items) if self._gathered is not None else tuple(self._items)
 
     # For the reader.
@@ -364,7 +370,7 @@ class ResponseStream:
         return merged.popleft()
 
     def take(self) -> Sequence[Any]:
-        """What waits, merged, without waiting; empty if nothing does.
+        """Return what waits, merged, without waiting; empty if nothing does.
 
         A reader that has not kept up gets a part at once, and is called again for the next.
         """
@@ -389,7 +395,7 @@ class ResponseStream:
         return batch
 
     def on_ready(self, callback: Callable[[], None] | None, *, coalesce: int = 1) -> None:
-        """Calls `callback` once per loop turn in which something arrived or the stream ended; soon, if so already.
+        """Call `callback` once per loop turn in which something arrived or the stream ended; soon, if so already.
 
         With `coalesce` a reader in no hurry is called only when so many items wait, or the stream has ended. It must be
         far below `HIGH_WATER`.
@@ -405,17 +411,17 @@ class ResponseStream:
         return len(self._items) + (0 if self._gathered is None else self._gathered.count)
 
     def pause(self) -> None:
-        """The reader cannot keep up: asks for no more until `resume`."""
+        """Ask for no more until `resume`: the reader cannot keep up."""
         self._reader_paused = True
         self._balance()
 
     def resume(self) -> None:
-        """Takes `pause` back."""
+        """Take `pause` back."""
         self._reader_paused = False
         self._balance()
 
     async def aclose(self) -> None:
-        """Ends the request, wherever it is. When this returns, all it held is released. Safe twice, also at once."""
+        """End the request, wherever it is. When this returns, all it held is released. Safe twice, also at once."""
         if self._close_done is not None:
             await asyncio.shield(self._close_done)
             return
@@ -537,7 +543,7 @@ class ResponseStream:
             self._reader_timer.stop()
 
     def _gather(self, unread: UnreadAnswers, merge: Merge) -> None:
-        """Puts what waits aside, in a form that takes less."""
+        """Put what waits aside, in a form that takes less."""
         gathered = self._gathered
         if gathered is None:
             gathered = self._gathered = UnreadAnswer(unread, self._tenant, self.give_up)

@@ -1,1 +1,1 @@
-"""What every worker is doing, as far as frontends know it."""
+"""The load of every worker, as far as frontends know it."""

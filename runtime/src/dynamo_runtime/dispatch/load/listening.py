@@ -1,4 +1,4 @@
-"""Receiving the load messages of other processes, for as long as this one runs."""
+"""Subscriptions to the load messages of other processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RETRY = 1.0
 async def listen(
     events: EventPlane, directory: Discovery, subject: str, take: Callable[[bytes], None], *, whose: str
 ) -> None:
-    """Gives each message of `subject` to `take`, which may raise `Unreadable`. `whose` is for the log."""
+    """Give each message of `subject` to `take`, which may raise `Unreadable`. `whose` is for the log."""
     unreadable = UnreadableWarner(log, f"a message about the load of {whose}")
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The worker monitor: hears what workers tell of their load, and says which of them are busy.
+"""The worker monitor: reads the load reports of workers, and decides which of them are busy.
 
 How many KV blocks a rank holds is what its worker told last and what was placed since: only the engine knows how long
 the answers have become, but the load tracker knows of a request the moment it is placed, a worker a tenth of a second
@@ -75,25 +75,25 @@ class WorkerMonitor(AsyncResource):
         self._tracker.on_load = self._placed
 
     def start(self) -> None:
-        """Begins to listen."""
+        """Begin to listen."""
         self._tasks.spawn(
             listen(self._events, self._directory, KV_METRICS, self.apply, whose="worker"), name="receive worker loads"
         )
         self._tasks.spawn(self._sweep(), name="expire worker loads")
 
     async def aclose(self) -> None:
-        """Stops. Safe twice, and without `start`."""
+        """Stop. Safe twice, and without `start`."""
         if self._rule is not None:
             self._tracker.on_load = None
         await self._tasks.aclose()
 
     def take(self, pool: Pool) -> None:
-        """Puts a pool, which has no workers yet, into its care."""
+        """Put a pool, which has no workers yet, into its care."""
         pool.on_add = self._added
         pool.on_remove = self._removed
 
     def load(self, instance_id: int, dp_rank: int) -> RankLoad:
-        """What a rank is doing, as far as is known."""
+        """Return what a rank is doing, as far as is known."""
         told = self._told.get((instance_id, dp_rank))
         total = None if told is None else told.load.kv_total_blocks
         pool = self._places.get(instance_id)
@@ -112,18 +112,18 @@ class WorkerMonitor(AsyncResource):
         )
 
     def told_blocks(self, instance_id: int, dp_rank: int) -> int | None:
-        """The KV blocks in use on a rank, as its worker told last; None if it tells nothing."""
+        """Return the KV blocks in use on a rank, as its worker told last; None if it tells nothing."""
         told = self._told.get((instance_id, dp_rank))
         return None if told is None else _blocks(told.load)
 
     def reconsider(self, model: str | None = None) -> None:
-        """The rule has changed, for one model or for all: looks at their workers again."""
+        """Look at workers again after a change of the rule, for one model or for all."""
         for instance_id, pool in list(self._places.items()):
             if model is None or pool.model == model:
                 self._look(pool, instance_id)
 
     def apply(self, payload: bytes, now: float | None = None) -> None:
-        """Takes in a message of a worker, received at `now` by the loop's clock.
+        """Take in a message of a worker, received at `now` by the loop's clock.
 
         Raises:
             Unreadable: it is none.
@@ -140,7 +140,7 @@ class WorkerMonitor(AsyncResource):
             self._recompute(instance_id)
 
     def expire(self, now: float) -> None:
-        """Forgets the words of ranks that have been silent for `EXPIRY`."""
+        """Forget the words of ranks that have been silent for `EXPIRY`."""
         for rank in [rank for rank, told in self._told.items() if now - told.heard >= EXPIRY]:
             del self._told[rank]
             self._tracker.forget_reports(rank)

@@ -1,4 +1,4 @@
-"""Frontends tell each other what they have placed on workers, so that the loads their routers see agree.
+"""Load synchronization between frontends, so that the loads their routers see agree.
 
 Each tells of its own requests only, which it knows exactly, and hears of the others'. So nothing is counted twice, and
 no frontend guesses which part of a worker's load is its own. Between two messages the others' part is out of date by up
@@ -48,23 +48,23 @@ class PeerLoadMessages:
         self._dirty: set[Rank] = set()
 
     def note(self, rank: Rank) -> None:
-        """Something has changed on a rank."""
+        """Note that something has changed on a rank."""
         self._dirty.add(rank)
 
     def changes(self) -> bytes:
-        """A message of what has changed since the last one."""
+        """Return a message of what has changed since the last one."""
         return self._message(False, self._dirty)
 
     def everything(self) -> bytes:
-        """A message of all there is."""
+        """Return a message of all there is."""
         return self._message(True, self._tracker.own_ranks())
 
     def farewell(self) -> bytes:
-        """A message that nothing is left."""
+        """Return a message that nothing is left."""
         return self._message(True, ())
 
     def apply(self, payload: bytes, now: float) -> None:
-        """Takes in a message, unless it is this frontend's own.
+        """Take in a message, unless it is this frontend's own.
 
         Raises:
             Unreadable: it is none.
@@ -81,7 +81,7 @@ class PeerLoadMessages:
 
 
 class PeerLoadSync(AsyncResource):
-    """Sends what this frontend has placed, and applies what the others have placed to the tracker.
+    """Load synchronization: sends this frontend's placements, and applies the others' to the tracker.
 
     Best effort: without the event plane a frontend goes by its own requests, as if it were alone. `peers` is told how
     many other frontends have been heard of lately.
@@ -99,7 +99,7 @@ class PeerLoadSync(AsyncResource):
         self._tasks = TaskSet()
 
     def start(self) -> None:
-        """Begins to tell and to listen."""
+        """Begin to tell and to listen."""
         self._tracker.on_change = self._note
         self._tasks.spawn(self._tell(), name="tell loads")
         self._tasks.spawn(
@@ -107,7 +107,7 @@ class PeerLoadSync(AsyncResource):
         )
 
     async def aclose(self) -> None:
-        """Tells the others that nothing is left here, and ends. Safe twice, and without `start`."""
+        """Tell the others that nothing is left here, and end. Safe twice, and without `start`."""
         self._tracker.on_change = None
         await self._tasks.aclose()
 
@@ -129,7 +129,7 @@ class PeerLoadSync(AsyncResource):
             await asyncio.sleep(jitter(RETRY))
 
     async def _tell_under(self, lease: Lease) -> None:
-        """Tells until the lease is lost."""
+        """Tell until the lease is lost."""
         publisher = await self._events.publisher(PLACED_LOADS, lease)
         loop = asyncio.get_running_loop()
         due = 0.0

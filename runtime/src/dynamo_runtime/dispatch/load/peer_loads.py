@@ -1,4 +1,4 @@
-"""What the other frontends have placed on the workers, as they last told."""
+"""The load that other frontends have placed on workers, by their last reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_SUMS = (0, 0, 0)
 
 @dataclass(slots=True)
 class _Frontend:
-    """What one frontend told, and when it was last heard of."""
+    """One frontend's reports, and the time of its last message."""
 
     number: int = -1
     heard: float = 0.0
@@ -43,23 +43,23 @@ class PeerLoads:
         self._ranks: dict[Rank, tuple[int, int, int]] = {}
 
     def __len__(self) -> int:
-        """How many frontends have been heard of lately."""
+        """Return how many frontends have been heard of lately."""
         return len(self._frontends)
 
     def prefill_tokens(self, instance_id: int, dp_rank: int) -> int:
-        """Tokens of others that are still to be prefilled on a rank."""
+        """Return tokens of others that are still to be prefilled on a rank."""
         return self._ranks.get((instance_id, dp_rank), _NO_SUMS)[0]
 
     def blocks(self, instance_id: int, dp_rank: int) -> int:
-        """KV blocks of others on a rank. What two frontends share there counts twice."""
+        """Return KV blocks of others on a rank. What two frontends share there counts twice."""
         return self._ranks.get((instance_id, dp_rank), _NO_SUMS)[1]
 
     def held(self, instance_id: int, dp_rank: int) -> int:
-        """The same, and beside them the blocks of which no hash is known."""
+        """Return the same, and beside them the blocks of which no hash is known."""
         return self._ranks.get((instance_id, dp_rank), _NO_SUMS)[2]
 
     def apply(self, message: PlacedLoads, now: float) -> None:
-        """Takes in a message."""
+        """Take in a message."""
         frontend = self._frontends.get(message.frontend)
         if frontend is None:
             frontend = self._frontends[message.frontend] = _Frontend()
@@ -73,7 +73,7 @@ class PeerLoads:
             self._set(frontend, rank, load, now)
 
     def expire(self, now: float) -> None:
-        """Forgets frontends that have been silent for `EXPIRY`."""
+        """Forget frontends that have been silent for `EXPIRY`."""
         for frontend_id, frontend in list(self._frontends.items()):
             if now - frontend.heard >= EXPIRY:
                 self._clear(frontend, list(frontend.loads), now)

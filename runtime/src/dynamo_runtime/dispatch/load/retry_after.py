@@ -1,4 +1,4 @@
-"""When a refused client may retry: from how fast requests end, and how many others were refused."""
+"""The Retry-After of a refusal: from the rate of ended requests and the number of refused ones."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class _RefusalPeriod:
         self.refused = 0.0
 
     def advance(self, now: float) -> None:
-        """Lets what was counted grow old."""
+        """Let what was counted grow old."""
         fading = math.exp((self._at - now) / WINDOW)
         self.ended *= fading
         self.refused *= fading
         self._at = now
 
     def span(self, now: float) -> float:
-        """How many seconds the counts stand for."""
+        """Return how many seconds the counts stand for."""
         return WINDOW * (1.0 - math.exp((self._began - now) / WINDOW))
 
 
@@ -52,14 +52,14 @@ class RetryAfterEstimator:
         self._last: dict[str, float] = {}
 
     def ended(self, model: str) -> None:
-        """A request has left its worker, however it ended."""
+        """Record that a request has left its worker, however it ended."""
         period = self._periods.get(model)
         if period is not None:
             period.advance(self._clock())
             period.ended += 1
 
     def refused(self, model: str) -> None:
-        """A request was refused for load."""
+        """Record that a request was refused for load."""
         now = self._clock()
         period = self._periods.get(model)
         if period is None or now - self._last[model] > WINDOW:
@@ -69,7 +69,7 @@ class RetryAfterEstimator:
         period.refused += 1
 
     def retry_after(self, model: str) -> float:
-        """Whole seconds, 1 to 60, varied from call to call."""
+        """Return whole seconds, 1 to 60, varied from call to call."""
         seconds = min(max(self._seconds(model), SHORTEST), LONGEST)
         # Up or down to a whole number with the chance that keeps the mean.
         whole = math.floor(seconds * (0.5 + self._random.random()) + self._random.random())

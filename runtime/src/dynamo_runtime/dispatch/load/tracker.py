@@ -1,4 +1,4 @@
-"""The load tracker: what frontends have every worker and rank do. Core's accounting, for any router."""
+"""The load tracker: the work that frontends have placed on every worker and rank, for any router."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LoadTracker:
         hashes: Sequence[int],
         held_tokens: int = 0,
     ) -> Reservation:
-        """Counts an attempt in; the reservation counts it out. Cached blocks of the route are not prefilled again.
+        """Count an attempt in; the reservation counts it out. Cached blocks of the route are not prefilled again.
 
         `held_tokens` are those whose KV cache it holds from the beginning, even if another worker computes them.
         They fill the blocks that `hashes` name; blocks beyond these count without a name.
@@ -63,7 +63,7 @@ class LoadTracker:
         return Reservation(self, key, attempt_id, route.watcher, report, added)
 
     def requests(self, instance_id: int) -> int:
-        """Requests active on a worker now, all ranks together."""
+        """Return the requests active on a worker now, all ranks together."""
         return self._all_requests.get(instance_id, 0)
 
     def own_requests(self, instance_id: int) -> int:
@@ -75,31 +75,31 @@ class LoadTracker:
         return self._ranks.prefill_tokens((instance_id, dp_rank))
 
     def prefill_tokens(self, instance_id: int, dp_rank: int = 0) -> int:
-        """Tokens still to be prefilled on a rank."""
+        """Return tokens still to be prefilled on a rank."""
         own = self._ranks.prefill_tokens((instance_id, dp_rank))
         return own + self.peers.prefill_tokens(instance_id, dp_rank) if self.peers else own
 
     def blocks(self, instance_id: int, dp_rank: int = 0) -> int:
-        """Different KV blocks held by active requests on a rank."""
+        """Return different KV blocks held by active requests on a rank."""
         own = self._ranks.blocks((instance_id, dp_rank))
         return own + self.peers.blocks(instance_id, dp_rank) if self.peers else own
 
     def used_blocks(self, instance_id: int, dp_rank: int, block_size: int | None) -> int:
-        """KV blocks in use on a rank, by what its worker reported and what was placed; see `UsedBlocks`."""
+        """Return KV blocks in use on a rank, by what its worker reported and what was placed; see `UsedBlocks`."""
         key = (instance_id, dp_rank)
         uncomputed = -(-self.prefill_tokens(instance_id, dp_rank) // block_size) if block_size else 0
         return self._used.used(key, self._ranks.held(key), self.peers.held(instance_id, dp_rank), uncomputed)
 
     def reported(self, key: tuple[int, int], blocks: int, now: float) -> None:
-        """A worker reported how many KV blocks are in use on a rank; heard at `now`, seconds of the loop's clock."""
+        """Record how many KV blocks a worker reported in use on a rank; heard at `now`, seconds of the loop's clock."""
         self._used.report(key, blocks, self._ranks.held(key), self.peers.held(*key), now)
 
     def forget_reports(self, key: tuple[int, int]) -> None:
-        """What the worker reported of a rank counts no more."""
+        """Forget the worker's reports of a rank."""
         self._used.forget(key)
 
     def loads(self, ranks: Sequence[tuple[int, int]], chain: Sequence[int] = ()) -> Sequence[tuple[int, int, int]]:
-        """Of many ranks: tokens to be prefilled, blocks held, and how many blocks of a chain are among these."""
+        """Return of many ranks the tokens to be prefilled, the blocks held, and how many of a chain are among them."""
         loads, peers = self._ranks.loads(ranks, chain), self.peers
         if not peers:
             return loads
@@ -109,7 +109,7 @@ class LoadTracker:
         ]
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Calls back whenever this process changed something, until what is returned is called."""
+        """Call back whenever this process changed something, until what is returned is called."""
         self._watchers = (*self._watchers, callback)
 
         def end() -> None:
@@ -125,23 +125,23 @@ class LoadTracker:
     # For the other frontends.
 
     def own_ranks(self) -> Collection[tuple[int, int]]:
-        """Workers and ranks on which this process has requests."""
+        """Return workers and ranks on which this process has requests."""
         return self._ranks.ranks
 
     def placed(self, key: tuple[int, int]) -> PlacedLoad:
-        """What this process has on a worker and rank."""
+        """Return what this process has on a worker and rank."""
         ranks = self._ranks
         return PlacedLoad(*key, ranks.requests(key), ranks.prefill_tokens(key), ranks.blocks(key), ranks.held(key))
 
     # For reservations.
 
     def prefilled(self, key: tuple[int, int], attempt_id: str) -> None:
-        """An attempt has its first item."""
+        """Record that an attempt has its first item."""
         self._ranks.complete_prefill(key, attempt_id)
         self._note(key)
 
     def released(self, key: tuple[int, int], attempt_id: str) -> None:
-        """An attempt is over."""
+        """Record that an attempt is over."""
         self._ranks.free(key, attempt_id)
         left = self._requests[key[0]] - 1
         if left:
@@ -202,14 +202,14 @@ class Reservation:
         return self._tracker is not None and self._tracker.prefill_tokens(*self._key) > 0
 
     def first_item(self) -> None:
-        """The prompt has been prefilled."""
+        """Record that the prompt has been prefilled."""
         if self._tracker is not None:
             self._tracker.prefilled(self._key, self._attempt_id)
             if self._watcher is not None:
                 self._watcher.prefilled()
 
     def release(self) -> None:
-        """Counts the attempt out. Safe twice."""
+        """Count the attempt out. Safe twice."""
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
             if self._report is not None:

@@ -1,4 +1,4 @@
-"""How many KV blocks are in use on each rank: what its worker reported last, and what has been placed there since.
+"""KV blocks in use on each rank: its worker's last report, and the placements since.
 
 Only the worker's engine knows how long the answers have become. But a report is as old as the way it came, and an
 engine takes a request in only between two steps. So a report may lack what was placed up to `SETTLE` before it was
@@ -25,7 +25,7 @@ TOLD_WITHIN = 0.1
 
 @dataclass(slots=True)
 class Report:
-    """What a worker reported of a rank, and what the frontends had placed there when that was heard."""
+    """A worker's report on a rank, and the frontends' placements when it came."""
 
     #: In use, as the worker reports.
     blocks: int
@@ -46,12 +46,12 @@ class UsedBlocks:
         self._reports: dict[Rank, tuple[Report, ...]] = {}
 
     def last(self, rank: Rank) -> Report | None:
-        """The last report of a rank; None if there is none."""
+        """Return the last report of a rank; None if there is none."""
         reports = self._reports.get(rank)
         return reports[-1] if reports is not None else None
 
     def report(self, rank: Rank, blocks: int, own: int, others: int, now: float) -> None:
-        """A report was heard, while the requests of this frontend held `own` blocks, and those of others `others`."""
+        """Record a report that came while this frontend's requests held `own` blocks, and others `others`."""
         reports = (*self._reports.get(rank, ()), Report(blocks, own, others, now))
         first = 0
         while first + 1 < len(reports) and reports[first + 1].heard <= now - SETTLE:
@@ -59,7 +59,7 @@ class UsedBlocks:
         self._reports[rank] = reports[first:]
 
     def others_changed(self, rank: Rank, blocks: int, now: float) -> None:
-        """Another frontend tells that its requests hold so many more blocks, or less if it is negative.
+        """Add the blocks that requests of another frontend hold more, or less if negative.
 
         They came or went a moment ago, so that a report that was heard lately may know of it already.
         """
@@ -68,11 +68,11 @@ class UsedBlocks:
                 report.others += blocks
 
     def forget(self, rank: Rank) -> None:
-        """The worker is silent: its reports count no more."""
+        """Forget the reports of a silent worker."""
         self._reports.pop(rank, None)
 
     def used(self, rank: Rank, own: int, others: int, uncomputed: int) -> int:
-        """KV blocks in use on a rank, where requests of this frontend hold `own` now, and those of others `others`.
+        """Return the KV blocks in use on a rank, where requests of this frontend hold `own`, and others `others`.
 
         `uncomputed` are blocks of prompts that wait or are being computed, which the worker may not have counted yet.
         Without a report it is what frontends placed. May be called from another thread.

@@ -1,1 +1,1 @@
-"""The models that are served now, and the files that they need."""
+"""The served models and their files."""

@@ -1,4 +1,4 @@
-"""Model files kept on disk, so that a frontend that starts again does not fetch them again.
+"""A disk cache of model files, so that a restarted frontend does not fetch them again.
 
 A file is named by its SHA-256 and believed only if its content has it: who changes the cache gains nothing.
 """
@@ -39,7 +39,7 @@ class ModelCache:
 
     @classmethod
     def from_setting(cls, setting: str | None) -> ModelCache | None:
-        """The cache that ``client.model_cache`` names: None is the user's own cache folder, "" is no cache."""
+        """Return the cache that ``client.model_cache`` names: None is the user's own cache folder, "" is no cache."""
         if setting == "":
             return None
         if setting is not None:
@@ -50,7 +50,7 @@ class ModelCache:
         return cls(caches / "dynamo-core" / "model-files")
 
     def get(self, file: ModelFile) -> bytes | None:
-        """The content of a file; None if it is not here, or of another size. A damaged one is removed.
+        """Return the content of a file; None if it is not here, or of another size. A damaged one is removed.
 
         What is damaged its checksum decides: a card that lies about the size must not cost others the file.
 
@@ -73,7 +73,7 @@ class ModelCache:
         return None
 
     def put(self, file: ModelFile, data: bytes) -> None:
-        """Keeps the content of a file, which must have been checked, and removes the oldest beyond the limit."""
+        """Keep the content of a file, which must have been checked, and remove the oldest beyond the limit."""
         if len(data) > self._limit:
             return
         part = self._folder / f"{_PART}{secrets.token_hex(12)}"
@@ -88,7 +88,10 @@ class ModelCache:
             self._warn(error)
 
     def _read(self, path: Path, wanted: ModelFile) -> tuple[bool, bytes | None]:
-        """Whether a file has the content that its name says; and the content, if it has the size that is wanted."""
+        """Return whether a file has the content that its name says.
+
+        And the content, if it has the size that is wanted.
+        """
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(file.fileno())

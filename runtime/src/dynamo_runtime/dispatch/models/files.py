@@ -27,7 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def check_listing(card: ModelCard) -> None:
-    """Refuses a card whose list of files is not plausible, before anything is fetched.
+    """Refuse a card whose list of files is not plausible, before anything is fetched.
 
     Raises:
         Unavailable: too many files, too large, named twice, a name that is not a bare file name, or a checksum that
@@ -51,7 +51,7 @@ def check_listing(card: ModelCard) -> None:
 async def fetch_files(
     card: ModelCard, instance: Instance, call: Caller, cache: ModelCache | None = None
 ) -> dict[str, bytes]:
-    """All files that the card lists, by name: from the cache if they are there, else from the worker.
+    """Return all files that the card lists, by name: from the cache if they are there, else from the worker.
 
     Raises:
         DynamoError: the worker could not be asked, or what it gave is not what the card says.
@@ -95,7 +95,7 @@ class _Arriving:
         self._hash = hashlib.sha256()
 
     def take(self, chunk: object) -> None:
-        """Adds a piece. An error raised here ends the call."""
+        """Add a piece. An error raised here ends the call."""
         # Empty pieces could come for ever without adding up; only an empty file may come as one.
         if not isinstance(chunk, ModelFileChunk) or (not chunk.data and self._file.size):
             raise self._wrong()
@@ -107,7 +107,7 @@ class _Arriving:
         self._hash.update(chunk.data)
 
     def finish(self) -> bytes:
-        """The whole file, if it is what the card says."""
+        """Return the whole file, if it is what the card says."""
         if self._size != self._file.size or self._hash.hexdigest() != self._file.sha256:
             raise self._wrong()
         return b"".join(self._pieces)

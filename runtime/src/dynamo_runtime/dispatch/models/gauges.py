@@ -1,4 +1,4 @@
-"""Metrics that are looked up when they are read: models and workers as they are now."""
+"""Gauges computed at scrape time: current models and workers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CARD = {
 
 
 class FrontGauges(Collector):
-    """Collects what models and workers there are, what they are doing, and how the last request of each worker went.
+    """A collector of the current models and workers, their load, and each worker's last request.
 
     Costs nothing between two readings but a note of the last request of each worker. Read from a thread.
     """
@@ -44,18 +44,18 @@ class FrontGauges(Collector):
         self._spread: dict[int, RequestRecord] = {}
 
     def finished(self, record: RequestRecord) -> None:
-        """A request has ended."""
+        """Record that a request has ended."""
         if record.instance_id is not None and record.time_to_first_token is not None:
             self._last[record.instance_id] = record
             if record.output_tokens > 1:
                 self._spread[record.instance_id] = record
 
     def describe(self) -> Iterable[Metric]:
-        """The names, without a look at anything."""
+        """Return the names, without a look at anything."""
         return self._families().values()
 
     def collect(self) -> Iterable[Metric]:
-        """Everything as it is now."""
+        """Return everything as it is now."""
         families = self._families()
         workers: set[int] = set()
         for name, ready in self._models.readiness().items():
@@ -141,7 +141,7 @@ class FrontGauges(Collector):
 
 
 def _facts(card: ModelCard) -> Iterator[tuple[str, int]]:
-    """What a card tells in numbers; what it does not tell is left out."""
+    """Return what a card tells in numbers; what it does not tell is left out."""
     config = card.runtime_config
     told = {
         "model_context_length": card.context_length,

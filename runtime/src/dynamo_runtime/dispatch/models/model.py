@@ -64,12 +64,12 @@ class Model:
         return self._groups
 
     def add(self, group: WorkerGroup) -> None:
-        """Workers of a role are there."""
+        """Add workers of a role."""
         self._groups[group.pool.role] = group
         self._changed()
 
     def remove(self, role: str) -> WorkerGroup:
-        """They are gone."""
+        """Remove workers that are gone."""
         group = self._groups.pop(role)
         self._changed()
         return group
@@ -84,7 +84,7 @@ class Model:
         return self._aggregated is not None or self._decode is not None
 
     def instances(self) -> Sequence[Instance]:
-        """All its workers."""
+        """Return all its workers."""
         return [instance for group in self._groups.values() for instance in group.pool.instances.values()]
 
     # For frontends.
@@ -102,11 +102,11 @@ class Model:
         return [role for role, group in ((DECODE, self._decode), (PREFILL, self._prefill)) if group is None]
 
     def file(self, name: str) -> bytes | None:
-        """A file of the model folder; None if the card does not list it."""
+        """Return a file of the model folder; None if the card does not list it."""
         return self._files.get(name)
 
     def precheck(self, principal: Principal) -> None:
-        """Raises `ServiceOverloaded` or `Unavailable` if a request would be refused anyway."""
+        """Raise `ServiceOverloaded` or `Unavailable` if a request would be refused anyway."""
         whole = self._aggregated
         pools = (
             [whole.pool] if whole is not None and self._decode is None else [group.pool for group in self._own_plan()]
@@ -114,17 +114,17 @@ class Model:
         self._pipeline.precheck(self.name, principal, pools)
 
     async def admit(self, request: PreprocessedRequest, principal: Principal) -> Permit:
-        """Lets in a request that is made of several calls; see `ServedModel.admit`."""
+        """Let in a request that is made of several calls; see `ServedModel.admit`."""
         return await self._pipeline.admit(request, principal, self)
 
     async def generate(
         self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal, permit: Permit | None = None
     ) -> ResponseStream:
-        """Admits, routes and starts a request; returns once a worker has accepted it. The caller closes the stream."""
+        """Admit, routes and start a request; return once a worker has accepted it. The caller closes the stream."""
         return await self._pipeline.generate(request, ctx, principal, self, permit)
 
     async def embed(self, request: EmbedRequest, ctx: EngineContext, principal: Principal) -> EmbedOutput:
-        """Embeds; see `ServedModel.embed`. There is nothing to hand over, so that one worker does it all."""
+        """Embed; see `ServedModel.embed`. There is nothing to hand over, so that one worker does it all."""
         if EMBED_CAPABILITY not in self.card.capabilities:
             raise NotSupported(f"model {self.name!r} does not make embeddings")
         token_ids = [token for tokens in request.token_ids for token in tokens]
@@ -134,7 +134,7 @@ class Model:
     async def score(
         self, request: ScoreRequest, token_ids: list[int], ctx: EngineContext, principal: Principal
     ) -> ScoreOutput:
-        """Scores documents; see `ServedModel.score`. One worker does it all, as for embeddings."""
+        """Score documents; see `ServedModel.score`. One worker does it all, as for embeddings."""
         capabilities = self.card.capabilities
         if SCORE_CAPABILITY not in capabilities and (RERANK not in capabilities or len(request.queries) != 1):
             raise NotSupported(f"model {self.name!r} does not score texts")
@@ -144,7 +144,7 @@ class Model:
     async def _whole(
         self, endpoint: Endpoint, request: Any, token_ids: list[int], ctx: EngineContext, principal: Principal
     ) -> Any:
-        """The single output of a call that one worker answers."""
+        """Return the single output of a call that one worker answers."""
         routed_by = PreprocessedRequest(model=self.name, token_ids=token_ids)
         stream = await self._pipeline.call(endpoint, request, routed_by, ctx, principal, _Whole(self))
         try:
@@ -156,13 +156,15 @@ class Model:
             await stream.aclose()
 
     def explain(self, request: PreprocessedRequest, principal: Principal = ANONYMOUS) -> Sequence[RouteView]:
-        """How its workers look to a request now, by role; nothing is reserved."""
+        """Return how its workers look to a request now, by role; nothing is reserved."""
         return [explain_group(group, self._pipeline.tracker, request, principal) for group in self._groups.values()]
 
     # For requests under way, which may outlive the model's workers and find others.
 
     def plan(self, excluded: Collection[int] = ()) -> RoutePlan:
-        """The groups that a request needs, in order; of the model that has this name now. See `RoutePlanner.plan`.
+        """Return the groups that a request needs, in order; of the model that has this name now.
+
+        See `RoutePlanner.plan`.
 
         Raises:
             Unavailable: a role is missing.
@@ -170,7 +172,7 @@ class Model:
         return self._now()._own_plan(excluded)
 
     def one_group(self) -> WorkerGroup:
-        """The group of a request that one worker answers.
+        """Return the group of a request that one worker answers.
 
         Raises:
             Unavailable: no worker answers.
@@ -207,7 +209,7 @@ class Model:
         return (whole,) if self._load(whole) < self._load(decode) else (prefill, decode)
 
     def _load(self, group: WorkerGroup) -> float:
-        """Requests per worker in service."""
+        """Return requests per worker in service."""
         requests = self._pipeline.tracker.requests
         workers = group.pool.in_service
         return sum(requests(instance_id) for instance_id in workers) / max(1, len(workers))
@@ -236,7 +238,7 @@ def _has_other(group: WorkerGroup, excluded: Collection[int]) -> bool:
 
 
 def card_conflict(known: ModelCard, new: ModelCard) -> DynamoError | None:
-    """Why a worker with card `new` cannot serve the model described by `known`; None if it can."""
+    """Return why a worker with card `new` cannot serve the model described by `known`; None if it can."""
     if new.kv_cache_block_size != known.kv_cache_block_size:
         return DynamoError(
             f"its KV blocks are of {new.kv_cache_block_size} tokens, those of the workers before it of "

@@ -1,4 +1,4 @@
-"""The models that are served now, kept up to date from discovery."""
+"""The served models, kept up to date from discovery."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def _no_parsers(card: ModelCard, files: Mapping[str, bytes]) -> Parsers:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a worker can be routed to."""
+    """The pool of a routable worker."""
 
     model: Model
     role: str
@@ -71,7 +71,7 @@ class _Place:
 
 @dataclass(slots=True)
 class _Worker:
-    """What discovery shows of one worker. It can serve when both records are there; then it has a place."""
+    """One worker's records in discovery. It can serve when both are there; then it has a place."""
 
     card: ModelCard | None = None
     instance: Instance | None = None
@@ -146,11 +146,11 @@ class Models(AsyncResource):
         self._load_tokenizer = load_tokenizer
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Begin to watch."""
         self._tasks.spawn(self._watch(), name="watch-models")
 
     async def aclose(self) -> None:
-        """Ends the watch and the routers."""
+        """End the watch and the routers."""
         await self._tasks.aclose()
         models, self._models = self._models, {}
         for model in models.values():
@@ -158,7 +158,7 @@ class Models(AsyncResource):
                 await _close(group.router)
 
     def get(self, name: str) -> Model:
-        """The model with this name; see `ModelDirectory.get`."""
+        """Return the model with this name; see `ModelDirectory.get`."""
         model = self._models.get(name)
         if model is not None:
             return model
@@ -175,16 +175,16 @@ class Models(AsyncResource):
         raise ModelNotFound(f"the model '{shown(name)}' does not exist")
 
     def list(self) -> Sequence[Model]:
-        """All models, by name."""
+        """Return all models, by name."""
         # In one go, as /metrics asks from another thread.
         return [model for _, model in sorted(self._models.items())]
 
     def routers(self) -> Sequence[Router]:
-        """The routers of all models, and those that are starting."""
+        """Return the routers of all models, and those that are starting."""
         return [*(group.router for model in self.list() for group in model.groups.values()), *self._starting]
 
     def missing_roles(self, name: str) -> Sequence[str]:
-        """Roles without which this model cannot be asked now; see `ModelDirectory.missing_roles`."""
+        """Return roles without which this model cannot be asked now; see `ModelDirectory.missing_roles`."""
         if (model := self._models.get(name)) is not None:
             return model.missing_roles
         return (DECODE,) if any(self._of(name, (PREFILL,))) else ()
@@ -198,7 +198,7 @@ class Models(AsyncResource):
         }
 
     def instances(self) -> Sequence[Instance]:
-        """All workers that can be routed to, and the prefill workers that wait for a worker that answers."""
+        """Return all workers that can be routed to, and the prefill workers that wait for a worker that answers."""
         instances = [instance for model in self.list() for instance in model.instances()]
         for worker in self._workers.values():
             card, instance = worker.card, worker.instance
@@ -208,12 +208,12 @@ class Models(AsyncResource):
         return instances
 
     def workers(self) -> Sequence[tuple[ModelCard, Instance]]:
-        """All workers whose two records are there, also those that get no requests."""
+        """Return all workers whose two records are there, also those that get no requests."""
         pairs = [(worker.card, worker.instance) for worker in self._workers.values()]
         return [(card, instance) for card, instance in pairs if card is not None and instance is not None]
 
     def pools(self) -> Sequence[Pool]:
-        """The workers that can be routed to, by model and role."""
+        """Return the workers that can be routed to, by model and role."""
         return [group.pool for model in self.list() for group in tuple(model.groups.values())]
 
     @property
@@ -222,7 +222,7 @@ class Models(AsyncResource):
         return self._synced.is_set()
 
     async def changed(self) -> None:
-        """Returns at the next change of records, models or workers."""
+        """Return at the next change of records, models or workers."""
         await self._changed.wait()
 
     # Watching.
@@ -250,7 +250,7 @@ class Models(AsyncResource):
             await asyncio.sleep(next(waits))
 
     def _apply(self, event: WatchEvent, gone: set[str]) -> None:
-        """Takes in one event. `gone` holds the workers of an earlier watch that this one has not shown yet."""
+        """Take in one event. `gone` holds the workers of an earlier watch that this one has not shown yet."""
         match event.kind:
             case WatchKind.SYNCED:
                 self.stale = False
@@ -291,7 +291,7 @@ class Models(AsyncResource):
                 self._forget(key.removeprefix(prefix), card=prefix == CARDS)
 
     def _forget(self, path: str, *, card: bool | None = None) -> None:
-        """One record of a worker is gone, or both."""
+        """Forget a worker of which a record, or both, are gone."""
         worker = self._workers.get(path)
         if worker is None:
             return
@@ -308,14 +308,14 @@ class Models(AsyncResource):
     # Making the models follow the records.
 
     def _of(self, name: str, roles: Collection[str]) -> Iterator[tuple[str, ModelCard, Instance]]:
-        """The workers of a model that could serve in these roles, with their paths, in order of registration."""
+        """Yield the workers of a model that could serve in these roles, with their paths, in order of registration."""
         for path, worker in self._workers.items():
             card, instance = worker.card, worker.instance
             if card is not None and instance is not None and card.name == name and card.worker_type in roles:
                 yield path, card, instance
 
     def _settle(self, path: str, worker: _Worker, *before: str | None) -> None:
-        """Brings the models in line with the records of one worker. `before` are models that it served until now."""
+        """Bring the models in line with the records of one worker. `before` are models that it served until now."""
         names = {*before, worker.place.model.name if worker.place is not None else None}
         names.add(worker.card.name if worker.card is not None else None)
         self._put_in_place(path, worker)
@@ -324,7 +324,7 @@ class Models(AsyncResource):
         self._notify()
 
     def _settle_model(self, name: str) -> None:
-        """Ends what has no workers left, and begins what has some."""
+        """End what has no workers left, and begin what has some."""
         model = self._models.get(name)
         if model is not None:
             for role, group in tuple(model.groups.items()):
@@ -340,13 +340,13 @@ class Models(AsyncResource):
             self._loading[name] = self._tasks.spawn(self._load(name), name=f"load-{name}")
 
     def _fit(self, model: Model) -> None:
-        """Puts all workers of a model in their places, after it or a role of it has come."""
+        """Put all workers of a model in their places, after it or a role of it has come."""
         for path, worker in self._workers.items():
             if worker.card is not None and worker.card.name == model.name:
                 self._put_in_place(path, worker)
 
     def _put_in_place(self, path: str, worker: _Worker) -> None:
-        """Makes one worker's place what its records say, and its pool hold the records as they are now."""
+        """Make one worker's place what its records say, and its pool hold the records as they are now."""
         card, instance = worker.card, worker.instance
         place: _Place | None = None
         if card is not None and instance is not None:
@@ -370,7 +370,7 @@ class Models(AsyncResource):
             self._announce("dynamo_instance_added", instance=instance, model=place.model.name)
 
     def _take_out(self, worker: _Worker) -> None:
-        """Takes a worker from its place."""
+        """Take a worker from its place."""
         place, worker.place = worker.place, None
         group = place.model.groups.get(place.role) if place is not None else None
         if place is not None and group is not None:
@@ -386,7 +386,7 @@ class Models(AsyncResource):
         return conflict is None
 
     def _drop(self, model: Model, role: str) -> None:
-        """Takes a role from a model, with whatever workers it has."""
+        """Take a role from a model, with whatever workers it has."""
         for worker in self._workers.values():
             if worker.place is not None and worker.place.model is model and worker.place.role == role:
                 self._take_out(worker)
@@ -399,7 +399,7 @@ class Models(AsyncResource):
             self._tasks.spawn(self._open(model, role), name=f"open-{model.name}-{role}")
 
     async def _open(self, model: Model, role: str) -> None:
-        """Adds a role to a model; goes on as long as it has workers of that role."""
+        """Add a role to a model; go on as long as it has workers of that role."""
         waits = pauses(FIRST_RETRY, LAST_RETRY)
         try:
             while self._models.get(model.name) is model and self._is_wanted(model, role):
@@ -417,11 +417,11 @@ class Models(AsyncResource):
             self._opening.discard((model, role))
 
     def _is_wanted(self, model: Model, role: str) -> bool:
-        """Whether there are workers for a role."""
+        """Return whether there are workers for a role."""
         return any(card_conflict(model.card, card) is None for _, card, _ in self._of(model.name, (role,)))
 
     async def _make_group(self, name: str, role: str) -> WorkerGroup | None:
-        """A pool without workers and its running router; None if the router cannot be started."""
+        """Return a pool without workers and its running router; None if the router cannot be started."""
         pool = Pool(name, role)
         router: Router | None = None
         try:
@@ -440,7 +440,7 @@ class Models(AsyncResource):
         return WorkerGroup(pool, router)
 
     async def _load(self, name: str) -> None:
-        """Makes the model from the first worker that can give its files; goes on as long as there are workers."""
+        """Make the model from the first worker that can give its files; go on as long as there are workers."""
         waits = pauses(FIRST_RETRY, LAST_RETRY)
         try:
             while True:
@@ -460,7 +460,7 @@ class Models(AsyncResource):
             del self._loading[name]
 
     async def _try(self, path: str, card: ModelCard, instance: Instance) -> Model | None:
-        """A model from one worker; None if it cannot be made, or the worker has left meanwhile."""
+        """Return a model from one worker; None if it cannot be made, or the worker has left meanwhile."""
         try:
             files = await fetch_files(card, instance, self._caller, self._model_cache)
             # Reading a large tokenizer takes a while; the loop must not stand still for it.

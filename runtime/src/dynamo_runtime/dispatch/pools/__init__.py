@@ -1,1 +1,1 @@
-"""The workers of one model, by role, and what decides among them."""
+"""Worker pools of one model, by role, and the plugins that choose among them."""

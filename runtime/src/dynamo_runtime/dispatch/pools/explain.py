@@ -1,4 +1,4 @@
-"""What routing a request would look at now. Nothing is chosen, reserved, or counted."""
+"""An explanation of routing now. Nothing is chosen, reserved, or counted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Rank: TypeAlias = tuple[int, int]
 def explain_group(
     group: WorkerGroup, tracker: LoadTracker, request: PreprocessedRequest, principal: Principal
 ) -> RouteView:
-    """How the workers of one group look to a request."""
+    """Return how the workers of one group look to a request."""
     pool = group.pool
     phase = _PHASES.get(pool.role, Phase.AGGREGATED)
     if phase is Phase.DECODE:

@@ -68,7 +68,7 @@ class Pool:
         return self._busy
 
     def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:
-        """Workers that may be routed to now, in order of registration.
+        """Return workers that may be routed to now, in order of registration.
 
         One that was reported down is left out for a while, unless all others are excluded or down as well. One that was
         reported full is left out for a moment, unless no worker is excluded and all others are down, busy or full as
@@ -91,7 +91,7 @@ class Pool:
         return [one for one in left if one.instance_id not in self._busy]
 
     def state(self, instance_id: int) -> str:
-        """For people: why a worker is not routed to now, as `RankView.state` has it."""
+        """Return for people why a worker is not routed to now, as `RankView.state` has it."""
         if instance_id in self._out_of_service:
             return self._instances[instance_id].state
         if instance_id in self._busy:
@@ -103,31 +103,31 @@ class Pool:
         return "full" if instance_id in self._full else "free"
 
     def report_down(self, instance_id: int) -> None:
-        """A call found that a worker cannot be reached, or does not work; discovery may say so later."""
+        """Record that a call found a worker out of reach or out of work; discovery may say so later."""
         if instance_id in self._instances:
             self._down[instance_id] = time.monotonic() + COOL_DOWN
             self._up = None
 
     def report_full(self, instance_id: int) -> None:
-        """A worker refused a call because it is at capacity."""
+        """Record that a worker refused a call because it is at capacity."""
         if instance_id in self._instances:
             self._full[instance_id] = time.monotonic() + FULL_TIME
             self._up = None
 
     def report_up(self, instance_id: int) -> None:
-        """A worker has accepted a call."""
+        """Record that a worker has accepted a call."""
         if self._down and self._down.pop(instance_id, None) is not None:
             self._up = None
         if self._full:
             self.report_load(instance_id)
 
     def report_load(self, instance_id: int) -> None:
-        """What a worker is doing has been looked at anew: whether it is full is to be found out again."""
+        """Record a new report of a worker's load: it counts as full only once it refuses again."""
         if self._full.pop(instance_id, None) is not None:
             self._up = None
 
     def set_busy(self, instance_id: int, busy: bool) -> None:
-        """A worker is busy, or is not any more."""
+        """Set whether a worker is busy."""
         if busy is (instance_id in self._busy) or instance_id not in self._instances:
             return
         if busy:
@@ -137,7 +137,7 @@ class Pool:
         self._up = None
 
     def add(self, instance: Instance, card: ModelCard) -> None:
-        """Adds a worker, or renews its record."""
+        """Add a worker, or renew its record."""
         instance_id = instance.instance_id
         self._instances[instance_id] = instance
         self._down.pop(instance_id, None)
@@ -152,7 +152,7 @@ class Pool:
             self.on_add(self, instance_id)
 
     def remove(self, instance_id: int) -> Instance | None:
-        """Removes a worker; None if it was not there."""
+        """Remove a worker; None if it was not there."""
         instance = self._instances.pop(instance_id, None)
         if instance is not None:
             del self._cards[instance_id]

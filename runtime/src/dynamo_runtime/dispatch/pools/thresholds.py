@@ -1,4 +1,4 @@
-"""The busy thresholds of all models: what the configuration says, and over it what was set at run time.
+"""The busy thresholds of all models: configured values, overridden by those set at run time.
 
 Values that were set at run time are kept in discovery, one small value per model and threshold, so that all frontends
 have the same ones and two who change different thresholds at once do not undo each other. They outlive their writer.
@@ -69,16 +69,16 @@ class ThresholdBook(AsyncResource):
         return self._armed
 
     def start(self) -> None:
-        """Begins to follow what is set anywhere."""
+        """Begin to follow what is set anywhere."""
         if self._armed:
             self._tasks.spawn(self._watch(), name="watch thresholds")
 
     async def aclose(self) -> None:
-        """Stops. Safe twice, and without `start`."""
+        """Stop. Safe twice, and without `start`."""
         await self._tasks.aclose()
 
     def of(self, model: str) -> Thresholds:
-        """Those of a model."""
+        """Return those of a model."""
         known = self._known.get(model)
         if known is None:
             known = self._common.with_changes(self._models.get(model, {}))
@@ -86,23 +86,23 @@ class ThresholdBook(AsyncResource):
         return known
 
     def configure(self, common: Thresholds, models: Mapping[str, Changes]) -> None:
-        """Goes by another configuration from now on. What was set at run time still counts over it."""
+        """Go by another configuration from now on. What was set at run time still counts over it."""
         self._common, self._models = common, models
         known, self._known = list(self._known), {}
         for model in known:
             self._changed(model)
 
     def rows(self) -> Iterator[tuple[str, str, float | int | None]]:
-        """What was set at run time: model, threshold, value."""
+        """Yield what was set at run time: model, threshold, value."""
         for model, values in self._set.items():
             yield from ((model, name, value) for name, value in values.items())
 
     def changed_models(self) -> Iterable[str]:
-        """Models of which something was set at run time."""
+        """Return models of which something was set at run time."""
         return list(self._set)
 
     async def change(self, model: str, changes: Changes) -> Thresholds:
-        """Sets some of a model's thresholds; see `ThresholdControl.change`."""
+        """Set some of a model's thresholds; see `ThresholdControl.change`."""
         check_changes(changes)
         for name, value in changes.items():
             await self._directory.put_value(self._key(model, name), msgspec.json.encode(value))
@@ -110,14 +110,14 @@ class ThresholdBook(AsyncResource):
         return self.of(model).with_changes(changes)
 
     async def reset(self, model: str) -> Thresholds:
-        """Takes back what was set at run time; see `ThresholdControl.reset`."""
+        """Take back what was set at run time; see `ThresholdControl.reset`."""
         for name in THRESHOLDS:
             await self._directory.put_value(self._key(model, name), None)
         await self._told(lambda: model not in self._set)
         return self.of(model)
 
     async def _told(self, condition: Callable[[], bool]) -> None:
-        """Returns once the watch has told of a change, or a change of another process came after it.
+        """Return once the watch has told of a change, or a change of another process came after it.
 
         Nothing is taken in past the watch: what it tells comes in the order of the store, the same for all frontends.
         """
@@ -165,7 +165,7 @@ class ThresholdBook(AsyncResource):
             await asyncio.sleep(jitter(RETRY))
 
     def _take(self, key: str, value: bytes | None, gone: set[tuple[str, str]]) -> None:
-        """Takes in one record; None: it is no more."""
+        """Take in one record; None: it is no more."""
         quoted, _, name = key.removeprefix(self._prefix).partition("/")
         model = unquote(quoted)
         if name not in THRESHOLDS:

@@ -32,7 +32,7 @@ class RoutePlanner(Protocol):
         """The card of the model."""
 
     def plan(self, excluded: Collection[int] = ()) -> RoutePlan:
-        """The groups for a request that is to be placed now, if possible with workers that are not excluded.
+        """Return the groups for a request that is to be placed now, if possible with workers that are not excluded.
 
         Raises:
             Unavailable: a role is missing.

@@ -55,7 +55,7 @@ def test_a_pipe_that_never_ends_is_left_at_the_limit(pipe: Path) -> None:
     writer.join()
 
 
-def test_a_pipe_that_nothing_comes_through_is_given_up(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_pipe_times_out(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PIPE_TIMEOUT", 0.05)
 
     with pytest.raises(TimeoutError, match="did not end within"):

@@ -79,7 +79,7 @@ async def test_a_part_that_fails_is_logged_and_keeps_no_other_from_being_closed(
     ]
 
 
-async def test_being_cancelled_takes_the_patience_and_never_a_step(caplog: pytest.LogCaptureFixture) -> None:
+async def test_cancellation_ends_the_patience_but_skips_no_step(caplog: pytest.LogCaptureFixture) -> None:
     closed: list[str] = []
     cuts: list[bool] = []
     stack = ClosingStack("the test")
@@ -104,7 +104,7 @@ async def test_being_cancelled_takes_the_patience_and_never_a_step(caplog: pytes
     assert "the test could not close its Part" in caplog.text
 
 
-async def test_a_stack_within_tells_its_stage_when_its_turn_comes(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_inner_stack_sets_its_stage_when_closed(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     stages: list[str] = []
     stack = ClosingStack("the test")
@@ -123,7 +123,7 @@ async def test_a_stack_within_tells_its_stage_when_its_turn_comes(caplog: pytest
     assert caplog.messages == stages[1:]
 
 
-async def test_being_cancelled_within_a_part_cuts_the_whole() -> None:
+async def test_cancellation_within_a_part_cuts_the_whole_stack() -> None:
     closed: list[str] = []
     stack = ClosingStack("the test")
     stack.enter(Part("a", closed))

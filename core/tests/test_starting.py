@@ -39,7 +39,7 @@ async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
         yield start
 
 
-async def test_a_service_is_known_by_its_greeting_or_by_its_answer(serve: Serve) -> None:
+async def test_a_service_is_recognized_by_greeting_or_answer(serve: Serve) -> None:
     ssh = await serve(greeting=b"SSH-2.0-x\r\n")
     web = await serve(answer=b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
@@ -47,7 +47,7 @@ async def test_a_service_is_known_by_its_greeting_or_by_its_answer(serve: Serve)
     assert quote_greeting(await read_greeting("127.0.0.1", web)) == "'HTTP/1.1 400 Bad Request'"
 
 
-async def test_a_service_that_says_nothing_may_be_the_right_one(serve: Serve) -> None:
+async def test_a_silent_service_may_be_the_right_one(serve: Serve) -> None:
     assert await read_greeting("127.0.0.1", await serve(waits=True)) == b""
     assert await read_greeting("127.0.0.1", await serve()) == b""
     assert await read_greeting("127.0.0.1", free_port()) == b""

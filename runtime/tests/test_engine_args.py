@@ -135,7 +135,7 @@ def test_a_worker_of_another_engine_is_refused(tmp_path: Path) -> None:
         made("--config", str(path), "--worker", "a")
 
 
-def test_what_concerns_the_surroundings_is_handed_on_to_run() -> None:
+def test_common_flags_are_passed_to_run() -> None:
     _, worker = made("--request-plane", "nats", "--set", "discovery.path=/x", "--engine-request-limit", "4")
 
     assert worker.runtime.overrides == ("discovery.path=/x",)
@@ -259,7 +259,7 @@ def test_the_class_makes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
         (BackendError.CannotConnect("no such weights"), 1),
     ],
 )
-def test_what_making_an_engine_refuses_is_one_line_and_an_exit_code(
+def test_an_error_of_from_args_is_one_line_and_an_exit_code(
     error: Exception, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Refusing:
@@ -284,7 +284,7 @@ def test_what_making_an_engine_refuses_is_one_line_and_an_exit_code(
         ((WorkerConfig(), 1), "(a WorkerConfig, an int)"),
     ],
 )
-def test_a_command_line_that_makes_something_else_is_named_with_what_came_and_what_is_expected(
+def test_a_wrong_from_args_result_is_named_with_the_expected_type(
     capsys: pytest.CaptureFixture[str], made: Any, came: str
 ) -> None:
     class Careless:

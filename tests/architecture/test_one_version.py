@@ -30,7 +30,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_command_sets_the_version_and_the_pins_everywhere(copy: Path) -> None:
+def test_the_command_sets_version_and_pins_everywhere(copy: Path) -> None:
     assert versions.main(["4.5.6"], copy) == 0
 
     for path in copy.glob("plugins/*/*/pyproject.toml"):

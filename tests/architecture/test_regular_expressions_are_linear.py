@@ -239,7 +239,7 @@ def slow_input(pattern: re.Pattern[Any], uses: list[Callable[..., Any]]) -> tupl
     return None
 
 
-def test_each_expression_is_listed_once_with_whose_text_it_meets() -> None:
+def test_each_expression_is_listed_once_with_the_origin_of_its_input() -> None:
     assert not set(OWN) & set(FOREIGN)
     assert sorted(found()) == sorted({**OWN, **FOREIGN})
     assert all({**OWN, **FOREIGN}.values())

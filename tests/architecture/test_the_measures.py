@@ -87,7 +87,7 @@ def test_a_repeat_is_found_under_other_names(other: dict[str, str], exact: bool)
         "@overload\ndef f(\n    b: int,\n    c: str = '',\n    d: bool = True,\n    e: int = 1,\n) -> str: ...\n",
     ],
 )
-def test_what_the_language_wants_is_no_repeat(source: str) -> None:
+def test_boilerplate_of_the_language_is_no_repeat(source: str) -> None:
     code = read(Path("a.py"), source).code
 
     assert pairs([("a.py", code), ("b.py", code)]) == []

@@ -78,7 +78,7 @@ def test_a_name_that_follows_the_prefix_has_the_usual_one_on_the_page() -> None:
         ("Share of jobs that failed, from 0 to 1.", "failed", "0 to 1"),
     ],
 )
-def test_the_unit_is_what_the_help_begins_with(help: str, name: str, unit: str) -> None:
+def test_the_unit_is_the_first_word_of_the_help(help: str, name: str, unit: str) -> None:
     (metric,) = page.metrics([declared(help=help, name=name)])
 
     assert metric.unit == unit
@@ -125,7 +125,7 @@ def hooks() -> set[str]:
     return {name for path in sources for name in re.findall(r"def (dynamo_\w+)", path.read_text())}
 
 
-def test_whatever_names_a_metric_names_one_that_is_on_the_page() -> None:
+def test_every_metric_named_in_the_repository_is_on_the_page() -> None:
     known = rows()
     beginnings = {"_".join(name.split("_")[:2]) for name in known}
     named: dict[str, set[str]] = {}

@@ -45,7 +45,7 @@ def test_every_field_is_in_the_tables_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS_PASSIVE)
-def test_an_option_is_without_effect_or_only_asks_for_nothing(name: str) -> None:
+def test_the_page_lists_options_without_effect(name: str) -> None:
     [row] = [line for line in PAGE.splitlines() if line.startswith("|") and f"`{name}`" in line.split(" | ")[0]]
 
     assert ("without effect" in row) is fields.has_no_effect(OPTIONS_PASSIVE[name])

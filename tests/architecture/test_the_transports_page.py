@@ -32,7 +32,7 @@ BROKERED_KITS = [name for name in brokered_kit.__all__ if name.endswith(("Kit", 
 
 
 @pytest.mark.parametrize(("section", "kind"), [("Transports", "transports"), ("Stores", "discovery")])
-def test_there_is_a_row_for_every_plugin_and_for_no_other(section: str, kind: str) -> None:
+def test_the_page_has_exactly_one_row_for_every_plugin(section: str, kind: str) -> None:
     assert chosen(section) == plugins(kind)
 
 

@@ -74,7 +74,7 @@ def test_the_folder_of_a_distribution_is_complete_and_could_leave(distribution: 
 
 
 @pytest.mark.parametrize("lib", LIBS, ids=relative)
-def test_a_library_is_called_what_its_folder_is(lib: Path) -> None:
+def test_a_library_is_named_after_its_folder(lib: Path) -> None:
     assert manifest(lib)["project"]["name"] == f"dynamo-{lib.name}"
     assert next((lib / "src").iterdir()).name == f"dynamo_{lib.name}"
 
@@ -120,7 +120,7 @@ def test_a_library_imports_only_public_packages_of_core(lib: Path) -> None:
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=relative)
-def test_a_distribution_declares_what_it_imports(distribution: Path) -> None:
+def test_a_distribution_declares_its_imports(distribution: Path) -> None:
     project = manifest(distribution)["project"]
     requirements = list(project["dependencies"])
     for extra in project.get("optional-dependencies", {}).values():
@@ -147,7 +147,7 @@ def test_a_distribution_declares_what_it_imports(distribution: Path) -> None:
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS, ids=relative)
-def test_nothing_unsafe_is_used(distribution: Path) -> None:
+def test_no_unsafe_function_is_used(distribution: Path) -> None:
     for path in [*sources(distribution), *(distribution / "tests").rglob("*.py")]:
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):

@@ -33,7 +33,7 @@ def loaded(line: str) -> list[str]:
         "import dynamo_core.errors",
     ],
 )
-def test_what_plugins_and_the_command_import_loads_nothing_that_only_serving_needs(line: str) -> None:
+def test_imports_of_plugins_and_command_load_no_serving_library(line: str) -> None:
     assert loaded(line) == []
 
 

@@ -125,7 +125,7 @@ def test_a_chunked_body_is_read_whole_however_it_is_cut(body: bytes, size: int, 
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000,
     ],
 )
-def test_what_is_not_a_response_is_refused(raw: bytes) -> None:
+def test_an_invalid_response_is_refused(raw: bytes) -> None:
     with pytest.raises(BadResponse):
         ResponseParser().feed(raw)
 

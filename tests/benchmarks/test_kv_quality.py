@@ -17,7 +17,7 @@ def quality(traffic: Traffic, router: str, seed: int = 1) -> Quality:
     return Quality.of(play(make_trace(traffic, seed), router, seed))
 
 
-def test_where_prompts_are_shared_the_first_token_comes_in_half_of_the_time() -> None:
+def test_kv_routing_halves_ttft_for_shared_prompts() -> None:
     kv, base = quality(SMALL_SHARED, "kv"), quality(SMALL_SHARED, "round-robin")
 
     assert kv.ttft_mean < 0.45 * base.ttft_mean
@@ -28,7 +28,7 @@ def test_where_prompts_are_shared_the_first_token_comes_in_half_of_the_time() ->
 
 
 @pytest.mark.full
-def test_where_nothing_is_shared_it_does_no_worse() -> None:
+def test_kv_routing_is_no_worse_for_unshared_prompts() -> None:
     kv, base = quality(SMALL_UNSHARED, "kv"), quality(SMALL_UNSHARED, "round-robin")
 
     assert kv.ttft_mean < 1.05 * base.ttft_mean
@@ -38,7 +38,7 @@ def test_where_nothing_is_shared_it_does_no_worse() -> None:
 
 
 @pytest.mark.full
-def test_sessions_that_stay_with_their_workers_find_more_in_caches_that_tell_nothing() -> None:
+def test_session_affinity_raises_the_hit_rate_without_kv_events() -> None:
     sticky = quality(SMALL_SHARED, "affinity, kv without events")
 
     assert sticky.hit_rate > quality(SMALL_SHARED, "kv without events").hit_rate
@@ -70,7 +70,7 @@ def test_the_figures_of_a_run_are_those_of_its_answers() -> None:
     assert Quality.of(answers[:1]).request_imbalance == WORKERS
 
 
-def test_in_virtual_time_sleeping_takes_none_and_is_exact() -> None:
+def test_sleeping_in_virtual_time_is_instant_and_exact() -> None:
     async def main() -> list[float]:
         clock = asyncio.get_running_loop().time
         woken = []

@@ -51,7 +51,7 @@ async def test_each_target_gets_the_same_prompts_and_none_twice() -> None:
 
 
 @pytest.mark.full
-async def test_a_served_model_is_measured_beside_a_target_of_this_process(
+async def test_a_served_model_is_measured_beside_an_in_process_target(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = make_tokenizer_folder(tmp_path / "model", vocab_size=1000)

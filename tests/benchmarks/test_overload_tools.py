@@ -20,7 +20,7 @@ FAIR, CHEAP = Fairness(0.2, 0.22, 50, 0), {"fair-queue": Cost(0.1, 0.01)}
 
 
 @pytest.mark.parametrize(("told", "seconds"), [("7", 7.5), (None, 4.5), ("soon", 4.5), ("1000", 60.0)])
-def test_a_pause_is_what_the_server_says_or_grows(told: str | None, seconds: float) -> None:
+def test_a_pause_follows_retry_after_or_grows(told: str | None, seconds: float) -> None:
     assert pause(2, told, 0.5) == seconds
 
 
@@ -44,7 +44,7 @@ def test_figures_are_of_the_time_that_counts() -> None:
         ({"failed": 1}, "1 requests failed"),
     ],
 )
-def test_what_is_promised_and_was_not_found_is_told(bad: dict[str, object], said: str) -> None:
+def test_missed_promises_are_reported(bad: dict[str, object], said: str) -> None:
     outcomes = {"fair-queue": replace(GOOD, **bad)}  # type: ignore[arg-type]
 
     assert misses({"fair-queue": GOOD, "none": replace(GOOD, goodput=1.0)}, 10.0, FAIR, CHEAP) == []

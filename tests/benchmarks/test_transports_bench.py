@@ -58,7 +58,7 @@ def test_the_table_has_a_column_for_each_transport_and_the_cpu_of_each_part() ->
 
 
 @pytest.mark.parametrize("name", ["flood", "paced"])
-def test_as_many_messages_as_tokens_are_a_fault_under_load(name: str) -> None:
+def test_one_message_per_token_is_a_fault_under_load(name: str) -> None:
     many = replace(GOOD, costs=replace(COSTS, messages=160))
 
     assert faults({(name, "redis"): [GOOD, GOOD, many]}) == []
@@ -88,7 +88,7 @@ def test_a_wrong_answer_is_a_fault_and_makes_the_exit_code_one(
 
 @pytest.mark.full
 @pytest.mark.timeout(240)
-def test_it_measures_real_servers_and_leaves_no_process(tmp_path: Path) -> None:
+def test_the_bench_measures_real_servers_and_leaves_no_process(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     words = ["-m", "benchmarks", "transports", "--quick", "--no-pin", "--json", str(report)]
     # Its files are in here, and so in the command lines of what it starts.

@@ -129,7 +129,7 @@ def serious(screen: Screen) -> list[Any]:
 
 
 @sizes
-def test_the_page_shows_what_happens_and_asks_nobody_else(
+def test_the_page_shows_requests_and_contacts_no_other_host(
     open_deployment: Callable[..., Deployment], screen: Any, phone: bool
 ) -> None:
     deployment = open_deployment()
@@ -151,7 +151,7 @@ def test_the_page_shows_what_happens_and_asks_nobody_else(
     assert one.outside == []
 
 
-def test_a_request_appears_by_itself_and_tells_its_way(open_deployment: Callable[..., Deployment], screen: Any) -> None:
+def test_a_new_request_appears_with_its_history(open_deployment: Callable[..., Deployment], screen: Any) -> None:
     deployment = open_deployment()
     one = screen(deployment.root)
     one.open()
@@ -174,7 +174,7 @@ def test_a_request_appears_by_itself_and_tells_its_way(open_deployment: Callable
     expect_text(one, "#toast", "no frontend knows")
 
 
-def test_a_worker_is_drained_after_a_confirmation_and_the_log_tells_who_did_it(
+def test_draining_a_worker_needs_confirmation_and_is_logged_with_its_operator(
     open_deployment: Callable[..., Deployment], screen: Any
 ) -> None:
     deployment = open_deployment(guarded=True)
@@ -258,7 +258,7 @@ def thresholds(screen: Screen) -> tuple[str, str]:
     return share, tokens
 
 
-def test_a_viewer_looks_and_changes_nothing(open_deployment: Callable[..., Deployment], screen: Any) -> None:
+def test_a_viewer_cannot_change_anything(open_deployment: Callable[..., Deployment], screen: Any) -> None:
     deployment = open_deployment(guarded=True)
     one = screen(deployment.root)
     one.open()

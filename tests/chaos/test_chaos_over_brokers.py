@@ -112,9 +112,7 @@ async def test_a_store_that_is_away_for_a_minute_is_noticed_by_no_client(fleet: 
 
 
 @OVER_BROKERS
-async def test_a_broker_that_is_away_for_a_minute_breaks_answers_that_say_so_and_then_all_is_well(
-    fleet: Any, expect: Any, profile: str
-) -> None:
+async def test_a_broker_outage_breaks_answers_with_errors_and_recovers(fleet: Any, expect: Any, profile: str) -> None:
     asked, meanwhile, later, expected = await asked_around_an_outage(expect)
     async with fleet(profile=profile, **SETTINGS) as workers, Client(workers.url) as client:
         async with Crowd(client, asked) as crowd:

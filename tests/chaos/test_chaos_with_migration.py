@@ -182,7 +182,7 @@ async def test_a_frontend_that_is_restarted_is_noticed_by_no_client_of_another(
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_one_trouble_after_the_other_is_noticed_by_no_client(fleet: Any, expect: Any, seed: int) -> None:
+async def test_clients_notice_no_fault_of_a_series_with_migration(fleet: Any, expect: Any, seed: int) -> None:
     async with fleet(workers=3, migration_limit=MIGRATION_LIMIT) as workers:
         problems = await trouble_all_the_time(workers, expect, rounds=12, seed=seed)
 

@@ -28,9 +28,7 @@ def marked(trouble: Trouble) -> Any:
 
 
 @pytest.mark.parametrize("trouble", [marked(one) for one in TROUBLES])
-async def test_trouble_with_one_worker_is_told_to_its_clients_and_to_nobody_else(
-    fleet: Any, expect: Any, trouble: Trouble
-) -> None:
+async def test_a_faulty_worker_breaks_only_its_own_requests(fleet: Any, expect: Any, trouble: Trouble) -> None:
     async with fleet(migration_limit=MIGRATION_LIMIT) as workers:
         problems = await one_worker_in_trouble(workers, trouble, expect)
 
@@ -59,7 +57,7 @@ async def test_answers_of_a_frozen_worker_end_with_the_life_of_its_lease(fleet: 
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_one_trouble_after_the_other(fleet: Any, expect: Any, seed: int) -> None:
+async def test_a_series_of_faults_breaks_only_affected_requests(fleet: Any, expect: Any, seed: int) -> None:
     async with fleet(workers=3, migration_limit=MIGRATION_LIMIT) as workers:
         problems = await trouble_all_the_time(workers, expect, rounds=12, seed=seed)
 

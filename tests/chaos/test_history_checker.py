@@ -152,7 +152,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("history", "problem"), BAD.values(), ids=list(BAD))
-def test_whatever_is_wrong_with_a_history_is_found(history: History, problem: str) -> None:
+def test_faults_of_a_history_are_found(history: History, problem: str) -> None:
     _, problems = judge(history, ANSWER)
 
     assert any(problem in found for found in problems), problems
@@ -176,7 +176,7 @@ def test_two_histories_of_one_request_are_one_too_many() -> None:
 
 
 @given(st.data())
-def test_a_stream_is_read_the_same_in_whatever_pieces_it_comes(data: st.DataObject) -> None:
+def test_a_stream_is_read_the_same_however_cut(data: st.DataObject) -> None:
     whole = "".join(f"{event}\n\n" for event in [": hello", *WHOLE]).encode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(whole)))))
     history = History(Asked(1))

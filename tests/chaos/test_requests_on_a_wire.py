@@ -15,7 +15,7 @@ def message(seed: int | None) -> bytes:
 
 
 @given(st.data())
-def test_seeds_are_read_in_whatever_pieces_they_come(data: st.DataObject) -> None:
+def test_seeds_are_read_however_the_messages_are_cut(data: st.DataObject) -> None:
     seeds = data.draw(st.lists(st.integers(0, 2**32 - 1), max_size=6))
     sent = b"".join(message(seed) for seed in [*seeds, None])
     cuts = sorted(data.draw(st.sets(st.integers(0, len(sent)))))
@@ -27,7 +27,7 @@ def test_seeds_are_read_in_whatever_pieces_they_come(data: st.DataObject) -> Non
     assert requests.seeds == set(seeds)
 
 
-def test_what_a_worker_says_and_what_goes_over_another_connection_is_not_mixed_up() -> None:
+def test_directions_and_connections_are_kept_apart() -> None:
     requests, (first, rest) = BrokerRequests(), (message(300)[:-8], message(300)[-8:])
 
     requests(Passing(0, Direction.UP, 0, message(7)))

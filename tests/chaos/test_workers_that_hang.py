@@ -63,7 +63,7 @@ def hanging(tmp_path: Path) -> Iterator[Callable[..., HangingFleet]]:
 
 @pytest.mark.parametrize("stall", [None, STALL], ids=["no stall timeout", "stall timeout"])
 @pytest.mark.parametrize("profile", PROFILES)
-async def test_what_hangs_is_given_up_in_time_and_answered_by_another(
+async def test_a_hanging_worker_times_out_and_its_requests_migrate(
     hanging: Any, expect: Any, report: list[str], profile: str, stall: float | None
 ) -> None:
     numbers = itertools.count(1, 100)

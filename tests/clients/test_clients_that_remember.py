@@ -31,7 +31,7 @@ def is_answered(program: Program, url: str, home: Path) -> None:
 
 
 @pytest.mark.parametrize("store", [pytest.param("memory", marks=pytest.mark.full), "sqlite"])
-def test_the_official_sdk_sends_what_is_new_only(store: str, serve: Any, tmp_path: Path) -> None:
+def test_the_official_sdk_sends_only_new_items(store: str, serve: Any, tmp_path: Path) -> None:
     section = "{use: memory}" if store == "memory" else f"{{use: sqlite, path: {tmp_path / 'responses.db'}}}"
     server = serve(that_remembers(section))
 

@@ -61,12 +61,12 @@ def is_answered(server: Any, asked: dict[str, Any], body: dict[str, Any]) -> Non
 
 
 @pytest.mark.parametrize("name", SENT_WHOLE)
-def test_what_a_client_sent_is_answered(server: Any, name: str) -> None:
+def test_recorded_client_requests_are_answered(server: Any, name: str) -> None:
     for asked in kept(name).values():
         is_answered(server, asked, {**asked["body"], "model": "scripted"})
 
 
-def test_what_a_client_did_not_send_again_is_found(serve: Any) -> None:
+def test_items_not_resent_by_a_client_are_found(serve: Any) -> None:
     server = serve(MEMORY)
     _, _, answer = server.request("POST", "/v1/responses", {"model": "scripted", "input": "Say hello."})
     stored = {"type": "item_reference", "id": json.loads(answer)["output"][0]["id"]}

@@ -411,7 +411,7 @@ def test_the_rules_of_these_tests_are_the_real_ones_but_for_their_durations() ->
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FAULTS)
-def test_it_fires_while_the_fault_lasts_and_not_before_or_after(
+def test_each_alert_fires_exactly_while_its_fault_lasts(
     name: str, deployment: Deployment, prometheus: Prometheus
 ) -> None:
     fault = FAULTS[name]

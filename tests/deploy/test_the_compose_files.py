@@ -14,19 +14,19 @@ STACK = Path(__file__).parents[2] / "examples" / "mocker"
 FILES = sorted(path.name for path in STACK.glob("docker-compose*.yml"))
 
 
-def test_there_is_one_with_servers_and_one_without() -> None:
+def test_there_are_compose_files_with_and_without_servers() -> None:
     assert FILES == ["docker-compose.tcp.yml", "docker-compose.yml"]
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_it_is_what_compose_understands(name: str, library: Callable[[str], Any]) -> None:
+def test_compose_files_follow_the_compose_schema(name: str, library: Callable[[str], Any]) -> None:
     text = json.dumps(yaml.safe_load((STACK / name).read_text()))
 
     library("compose_spec").PyCompose.from_json(text)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_it_builds_and_mounts_exists(name: str) -> None:
+def test_build_contexts_and_mounts_exist(name: str) -> None:
     compose = yaml.safe_load((STACK / name).read_text())
 
     for service in compose["services"].values():

@@ -58,7 +58,7 @@ def test_the_linter_finds_nothing(name: str) -> None:
     assert result.returncode == 0, result.stdout
 
 
-def test_it_installs_distributions_that_exist() -> None:
+def test_the_image_installs_existing_distributions() -> None:
     for plugin in arguments()["PLUGINS"].split():
         folder, _, extras = plugin.rstrip("]").partition("[")
         manifest = tomllib.loads((REPOSITORY / "plugins" / folder / "pyproject.toml").read_text())["project"]
@@ -70,7 +70,7 @@ def test_it_installs_distributions_that_exist() -> None:
     assert set(arguments()["EXTRAS"].split(",")) <= runtime["optional-dependencies"].keys()
 
 
-def test_what_it_copies_exists_and_nothing_else_gets_to_the_builder() -> None:
+def test_copied_paths_exist_and_the_build_context_has_no_others() -> None:
     patterns = [
         line for line in (REPOSITORY / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")
     ]
@@ -87,7 +87,7 @@ def test_what_it_copies_exists_and_nothing_else_gets_to_the_builder() -> None:
     assert admitted <= {*sources, *(str(Path(source).parent) for source in sources)}
 
 
-def test_what_runs_has_no_rights_and_knows_its_own_health() -> None:
+def test_the_image_runs_unprivileged_with_a_health_check() -> None:
     user, _, group = last("USER").partition(":")
 
     # In numbers, so that a cluster can see that it is not root.
@@ -104,7 +104,7 @@ def test_what_runs_has_no_rights_and_knows_its_own_health() -> None:
     ]
 
 
-def test_nothing_is_installed_as_root_or_left_behind() -> None:
+def test_the_final_image_has_no_build_tools() -> None:
     stages = TEXT.split("\nFROM ")
     assert len(stages) == 3
     # Sources, pip and its caches stay in the first stage; the second has the finished environment only.

@@ -116,7 +116,7 @@ def ask(server: Any, tokens: int = 5) -> int:
     return status
 
 
-def test_every_query_asks_for_metrics_that_are_there(deployment: Any) -> None:
+def test_every_query_uses_exported_metrics(deployment: Any) -> None:
     assert ask(deployment) == 200
     workers = told(deployment.admin, "/admin/workers")["workers"]
     pages = [f"http://{deployment.admin}/metrics", *(f"{worker['system_url']}/metrics" for worker in workers)]

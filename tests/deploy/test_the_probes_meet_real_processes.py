@@ -166,7 +166,7 @@ def test_a_frontend_is_alive_at_once_and_ready_when_a_worker_is(pods: Callable[[
     assert "worker-0" in {owner["name"] for lease in leases for owner in lease.get("ownerReferences", [])}
 
 
-def test_the_metrics_that_an_autoscaler_is_to_go_by_are_there(
+def test_the_metrics_of_the_autoscaler_are_exported(
     pods: Callable[[str], Pod], example: Callable[[str], dict[str, Any]]
 ) -> None:
     worker, frontend = pods("worker"), pods("frontend")
@@ -183,7 +183,7 @@ def test_the_metrics_that_an_autoscaler_is_to_go_by_are_there(
 
 
 @pytest.mark.full
-def test_a_pod_that_ends_says_so_first_and_needs_no_kill(pods: Callable[[str], Pod]) -> None:
+def test_a_terminating_pod_fails_readiness_first_and_exits_in_time(pods: Callable[[str], Pod]) -> None:
     worker, frontend = pods("worker"), pods("frontend")
     assert becomes(200, frontend.probes["readiness"])
 

@@ -169,7 +169,7 @@ def test_pods_see_no_variables_of_other_services(objects: Objects) -> None:
     assert all(pod(deployment)["enableServiceLinks"] is False for deployment in of(objects, "Deployment"))
 
 
-def test_what_the_config_takes_from_the_environment_is_there_and_nothing_secret_is_in_it(objects: Objects) -> None:
+def test_referenced_variables_are_set_and_the_config_has_no_secret(objects: Objects) -> None:
     for deployment in of(objects, "Deployment"):
         variables = {entry["name"]: entry for entry in container(deployment)["env"]}
         assert references(config_text(objects)) <= variables.keys()
@@ -218,9 +218,7 @@ def offered() -> Callable[[str, str], None]:
     return look
 
 
-def test_pods_may_ask_the_api_server_for_what_their_discovery_needs_and_for_nothing_else(
-    objects: Objects, settings: LoadedSettings
-) -> None:
+def test_service_accounts_have_exactly_the_permissions_of_discovery(objects: Objects, settings: LoadedSettings) -> None:
     uses = settings.settings.discovery.use == "kubernetes"
     account = one(objects, "ServiceAccount")["metadata"]["name"]
 

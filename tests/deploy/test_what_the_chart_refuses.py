@@ -37,7 +37,7 @@ def test_few_values_are_enough(render: Render) -> None:
     assert "dynamo-worker-mock" in render(GOOD)["dynamo/templates/workers.yaml"]
 
 
-def test_without_values_it_says_what_it_needs(refusal: Refusal) -> None:
+def test_the_chart_without_values_names_the_required_ones(refusal: Refusal) -> None:
     text = refusal({})
 
     assert "transport" in text
@@ -72,7 +72,7 @@ def test_a_wrong_value_is_refused_by_name(refusal: Refusal, path: str, value: An
     assert named in refusal(changed(path, value))
 
 
-def test_names_stay_short_enough_whatever_the_release_is_called(render: Render) -> None:
+def test_names_stay_within_the_limit_for_any_release_name(render: Render) -> None:
     worker = "w" * 20
     files = render(changed(f"workers.{worker}", GOOD["workers"]["mock"]), release="r" * 53)
 

@@ -124,7 +124,7 @@ def objects(
     return chart(example(name))
 
 
-def test_everybody_may_reach_the_api(objects: Objects) -> None:
+def test_every_pod_may_reach_the_api(objects: Objects) -> None:
     for frontend in pods(objects, "frontend"):
         assert all(may_reach(objects, source, frontend, frontend[1]["http"]) for source in everybody(objects))
 
@@ -155,7 +155,7 @@ def test_engines_of_workers_may_reach_each_other_as_they_need(objects: Objects) 
         assert not any(may_reach(objects, source, worker, 5600) for source, _ in pods(objects, "frontend"))
 
 
-def test_frontends_hear_each_other_where_they_listen(objects: Objects) -> None:
+def test_frontends_may_reach_each_other(objects: Objects) -> None:
     calls = {port for _, ports in pods(objects, "worker") if (port := ports.get("calls"))}
     for frontend in pods(objects, "frontend"):
         for port in calls:
@@ -164,7 +164,7 @@ def test_frontends_hear_each_other_where_they_listen(objects: Objects) -> None:
         assert not any(may_reach(objects, source, frontend, 22) for source in everybody(objects))
 
 
-def test_what_pods_ask_of_others_is_not_restricted_unless_it_is_wanted(objects: Objects) -> None:
+def test_egress_is_unrestricted_by_default(objects: Objects) -> None:
     for component in ("frontend", "worker"):
         for pod, _ in pods(objects, component):
             assert may_ask(objects, pod, OUTSIDE, 443)
@@ -236,7 +236,7 @@ def test_servers_of_the_namespace_can_be_kept_to_the_system(rendered: Callable[.
 @pytest.mark.parametrize(
     ("name", "ports"), [("mocker", [53, 443, 6443, 7100]), ("nats-etcd", [53, 2379, 4222])], ids=str
 )
-def test_what_pods_may_ask_can_be_kept_to_what_the_config_names(
+def test_egress_can_be_restricted_to_configured_targets(
     rendered: Callable[..., Objects], name: str, ports: Sequence[int]
 ) -> None:
     otlp = {"to": [{"namespaceSelector": {}}], "ports": [{"port": 4318, "protocol": "TCP"}]}

@@ -57,9 +57,7 @@ def ready(server: Any) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "planes", [pytest.param(name, marks=() if name in ("nats", "discovery in redis") else FULL) for name in PLANES]
 )
-def test_a_process_says_from_the_start_what_it_waits_for_and_uses_it_when_it_comes(
-    serve: Any, tmp_path: Path, planes: str
-) -> None:
+def test_a_starting_process_logs_its_missing_server_and_uses_it_later(serve: Any, tmp_path: Path, planes: str) -> None:
     missing = broker(planes, tmp_path)
     options = [] if "one process" in planes else ["--only", "frontend", "--set", "client.min_initial_workers=0"]
     server = serve(config(planes, tmp_path, missing.url), *options, ready="listening")
@@ -83,7 +81,7 @@ def test_a_process_says_from_the_start_what_it_waits_for_and_uses_it_when_it_com
         server.end()
 
 
-def test_a_worker_says_so_on_its_own_port(serve: Any, tmp_path: Path) -> None:
+def test_a_waiting_worker_reports_it_on_its_system_port(serve: Any, tmp_path: Path) -> None:
     missing, port = Nats(tmp_path), free_port()
     text = config("nats", tmp_path, missing.url, port)
     worker = serve(text, "--only", "workers.mock", ready="health and metrics of this process are")

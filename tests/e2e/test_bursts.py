@@ -114,7 +114,7 @@ FULL = pytest.mark.full
         pytest.param("round-robin", 0.8, 1, 3, marks=FULL),
     ],
 )
-def test_a_burst_lets_in_what_the_threshold_allows_and_one_per_worker(
+def test_a_burst_admits_the_threshold_plus_one_per_worker(
     serve: Callable[..., Any], tmp_path: Path, router: str, threshold: float, workers: int, most: int
 ) -> None:
     folder = tmp_path / "discovery"
@@ -135,7 +135,7 @@ def test_a_burst_lets_in_what_the_threshold_allows_and_one_per_worker(
     ("router", "threshold", "alone"),
     [("round-robin", 0.8, 3), pytest.param("round-robin", 0.2, 1, marks=FULL), pytest.param("kv", 0.8, 3, marks=FULL)],
 )
-def test_two_frontends_let_in_at_most_twice_what_one_would_until_they_have_heard_of_each_other(
+def test_two_frontends_admit_at_most_twice_the_burst_before_synchronizing(
     serve: Callable[..., Any], tmp_path: Path, router: str, threshold: float, alone: int
 ) -> None:
     config = CONFIG.format(folder=tmp_path / "discovery", router=router, threshold=threshold, workers=1)

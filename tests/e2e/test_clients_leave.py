@@ -77,7 +77,7 @@ def test_before_the_first_token(server: Any, stream: bool, model: str) -> None:
         assert_all_is_given_back(server)
 
 
-def test_in_mid_stream(server: Any, until_content: Any) -> None:
+def test_a_client_that_leaves_mid_stream_frees_everything(server: Any, until_content: Any) -> None:
     labels = {"status": "error", "error_type": "cancelled", "model": "answers"}
     with counted(server, "dynamo_frontend_requests_total", 1, **labels):
         connection = server.raw("POST", "/v1/chat/completions", chat("answers", stream=True))

@@ -162,7 +162,7 @@ def test_a_client_that_leaves_leaves_nothing_behind(house: House) -> None:
     assert house.quiet(), house.held()
 
 
-def test_a_worker_takes_what_it_may_take_and_refuses_the_next(house: House) -> None:
+def test_a_worker_refuses_requests_over_its_capacity(house: House) -> None:
     running = [Stream(house.server, model="small-model", max_tokens=2000) for _ in range(2)]
     for stream in running:
         stream.begun()
@@ -212,7 +212,7 @@ def test_workers_that_are_killed_break_only_answers_that_may_not_move(house: Hou
     [pytest.param(name, marks=pytest.mark.full if at else ()) for at, name in enumerate(PROFILES[:-1])],
     indirect=True,
 )
-def test_workers_that_are_restarted_one_after_the_other_fail_nobody(house: House, alone: Any) -> None:
+def test_a_rolling_restart_of_workers_fails_no_request(house: House, alone: Any) -> None:
     # Longer than the grace of a worker that ends.
     expected = ask(alone, max_tokens=200)
     over = threading.Event()

@@ -115,7 +115,7 @@ def test_the_page_has_a_row_for_every_kind() -> None:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("name", PROMISED)
-def test_a_failure_before_the_first_item_is_as_the_page_says(server: Any, name: str, stream: bool) -> None:
+def test_a_failure_before_the_first_item_has_the_promised_status(server: Any, name: str, stream: bool) -> None:
     status, others = PROMISED[name]
     asked = server.log.count(f"asked: {name}\n")
 
@@ -161,9 +161,7 @@ def test_an_exception_of_another_kind_has_its_traceback_in_the_workers_log(serve
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_what_the_validator_finds_at_the_end_of_a_stream_fails_the_request_where_it_is_switched_on(
-    server: Any, tmp_path: Path, stream: bool
-) -> None:
+def test_the_stream_validator_fails_the_request_if_enabled(server: Any, tmp_path: Path, stream: bool) -> None:
     body = {"model": "m", "prompt": "more", "max_tokens": 4, "stream": stream}
     unchecked = server.request("POST", "/v1/completions", body)
 

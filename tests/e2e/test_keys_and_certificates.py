@@ -87,7 +87,7 @@ def test_health_is_open_and_metrics_want_the_token(guarded: Guarded) -> None:
     assert b'dynamo_frontend_unauthorized_requests_total{listener="admin",reason="missing"}' in metrics
 
 
-def test_health_tells_hosts_and_instances_only_to_a_key_or_the_token(guarded: Guarded) -> None:
+def test_health_shows_hosts_and_instances_only_to_a_key_or_the_token(guarded: Guarded) -> None:
     whole = {name: guarded.ask("/health", authorization=f"Bearer {name}")[2] for name in (KEY, TOKEN, "wrong")}
     bare = json.loads(guarded.ask("/health")[2])
 
@@ -99,7 +99,7 @@ def test_health_tells_hosts_and_instances_only_to_a_key_or_the_token(guarded: Gu
         assert instance["instance_id"]
 
 
-def test_a_page_of_the_named_origin_may_ask(guarded: Guarded) -> None:
+def test_a_page_of_a_named_origin_may_send_requests(guarded: Guarded) -> None:
     for path, body in (("/v1/models", None), ("/v1/chat/completions", BODY), ("/v1/chat/completions", STREAMED)):
         status, headers, _ = guarded.ask(path, body, authorization=f"Bearer {KEY}", origin=PAGE)
 
@@ -128,7 +128,7 @@ def test_the_log_names_the_key_and_does_not_hold_it(guarded: Guarded) -> None:
         ("admin: {tls: {cert: FOLDER/config.yaml}}", "holds no certificate in PEM form"),
     ],
 )
-def test_what_cannot_work_is_told_before_anything_starts(
+def test_impossible_settings_are_reported_before_the_start(
     dynamo: Callable[..., Result], tmp_path: Path, config: str, says: str
 ) -> None:
     path = tmp_path / "config.yaml"

@@ -92,7 +92,7 @@ def test_a_prompt_goes_back_to_the_worker_that_holds_it(shared: Server) -> None:
     assert holders(shared, "back") == {holder}
 
 
-def test_a_frontend_that_starts_anew_soon_knows_what_is_held(serve: Any, shared: Server, text: str) -> None:
+def test_a_restarted_frontend_soon_knows_the_cached_blocks(serve: Any, shared: Server, text: str) -> None:
     holder = held(shared, "anew")
 
     again = started(serve, text, command="frontend")
@@ -125,7 +125,7 @@ def cached_tokens(server: Server, path: str, salt: str | None) -> int:
     return details["cached_tokens"]  # type: ignore[no-any-return]
 
 
-def test_only_requests_of_one_salt_share_what_is_cached(shared: Server) -> None:
+def test_only_requests_with_one_salt_share_cached_blocks(shared: Server) -> None:
     server = shared
     chat, *others = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 

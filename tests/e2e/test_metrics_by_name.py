@@ -183,7 +183,7 @@ def test_a_process_shows_its_metrics_as_the_page_has_them_and_no_others(shown: A
     assert sum(map(bool, map(labels_of, shown[process].values()))) > len(page) / 2
 
 
-def test_what_the_metrics_say_is_what_happened(server: Any) -> None:
+def test_the_metrics_match_the_requests_made(server: Any) -> None:
     def value(name: str, **labels: str) -> float:
         return float(server.metric(f"dynamo_frontend_{name}", **labels))
 

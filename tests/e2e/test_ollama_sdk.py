@@ -92,7 +92,7 @@ def test_errors_are_those_of_the_client(client: ollama.Client) -> None:
     assert (refused.value.status_code, "workers of the config" in refused.value.error) == (501, True)
 
 
-def test_the_api_of_openai_is_served_beside_it(server: Any) -> None:
+def test_the_openai_api_is_served_beside_ollamas(server: Any) -> None:
     assert server.request("GET", "/v1/models")[0] == 200
     assert server.request("HEAD", "/")[0] == 200
     assert server.request("GET", "/")[2].decode() == "Ollama is running"

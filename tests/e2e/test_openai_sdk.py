@@ -59,7 +59,7 @@ def test_a_chat_is_the_same_whole_and_streamed(client: openai.OpenAI) -> None:
     assert (whole.usage.completion_tokens, whole.usage.total_tokens - whole.usage.prompt_tokens) == (6, 6)
 
 
-def test_completions_take_texts_and_tokens_and_tell_where_each_token_begins(client: openai.OpenAI) -> None:
+def test_completions_accept_text_and_tokens_and_report_text_offsets(client: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "mock-model", "max_tokens": 4}
 
     text = client.completions.create(**asked, prompt="once", logprobs=2).choices[0]
@@ -97,7 +97,7 @@ def test_models_are_listed(client: openai.OpenAI) -> None:
         client.models.retrieve("nope")
 
 
-def test_what_goes_wrong_is_the_clients_own_error(client: openai.OpenAI) -> None:
+def test_server_errors_are_raised_as_the_sdks_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**CHAT, modalities=["audio"])
     with pytest.raises(openai.BadRequestError) as out_of_range:

@@ -49,7 +49,7 @@ def of(rows: list[Histogram], name: str, **attributes: str) -> Histogram:
     return row
 
 
-def test_a_collector_gets_what_requests_took_and_used(
+def test_a_collector_gets_durations_and_token_usage(
     serve: Any, tmp_path: Path, collector: OtlpReceiver, until_content: Callable[[socket.socket], bytes]
 ) -> None:
     server = measured(serve, tmp_path, collector)

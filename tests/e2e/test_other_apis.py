@@ -74,7 +74,7 @@ def test_responses_are_the_same_streamed_and_whole(client: openai.OpenAI) -> Non
     assert parts[-1].response.usage == whole.usage
 
 
-def test_a_model_whose_name_has_a_slash_is_found_and_ready(server: Any, client: openai.OpenAI) -> None:
+def test_a_model_with_a_slash_in_its_name_is_found_and_ready(server: Any, client: openai.OpenAI) -> None:
     assert client.models.retrieve(NAME).id == NAME
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("org/other")

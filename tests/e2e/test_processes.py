@@ -103,9 +103,7 @@ def test_idle_system_ends_and_says_what_it_waits_for(processes: Any, number: int
     assert [wait for wait in WAITS if wait in server.log] == waits
 
 
-def test_ctrl_c_while_a_worker_starts_ends_every_process_soon_and_says_what_was_waited_for(
-    serve: Any, tmp_path: Path
-) -> None:
+def test_ctrl_c_during_a_worker_start_ends_every_process_soon(serve: Any, tmp_path: Path) -> None:
     late = "  late: {model: {name: late-model}, engine: {use: mocker, startup_time: 600}}\nclient:"
     server = serve(config(tmp_path).replace("client:", late, 1), "--profile", "processes", ready="listening")
     assert server.until(lambda: len(server.instances()) == 1, 15)
@@ -129,7 +127,7 @@ def quick(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) -> An
     return server
 
 
-def test_a_reader_that_stops_is_cut_off_and_disturbs_nobody(quick: Any) -> None:
+def test_a_stalled_reader_is_cut_without_disturbing_others(quick: Any) -> None:
     server, name = quick, "dynamo_frontend_disconnected_clients"
     before = server.metric(name)
     long = chat(max_tokens=8000, stream=True, logprobs=True, top_logprobs=20)
@@ -149,7 +147,7 @@ def test_a_reader_that_stops_is_cut_off_and_disturbs_nobody(quick: Any) -> None:
     assert server.until(lambda: server.metric("dynamo_frontend_active_requests") == 0, 5)
 
 
-def test_ctrl_c_lets_running_streams_finish_and_ends_every_process_in_order(processes: Any) -> None:
+def test_ctrl_c_finishes_running_streams_and_ends_processes_in_order(processes: Any) -> None:
     server = processes(itl=10)
     stream = Stream(server, max_tokens=100)
     stream.begun()
@@ -162,7 +160,7 @@ def test_ctrl_c_lets_running_streams_finish_and_ends_every_process_in_order(proc
     assert "killed" not in server.log
 
 
-def test_while_all_workers_are_dead_of_whatever_signal_requests_are_told_to_come_back(deployment: Any) -> None:
+def test_requests_get_503_while_all_workers_are_dead(deployment: Any) -> None:
     server = deployment
 
     # One of them has a name.
@@ -207,7 +205,7 @@ def test_a_config_that_is_broken_while_running_does_not_take_the_whole_down(proc
     assert server.request("POST", "/v1/chat/completions", chat())[0] == 200
 
 
-def test_a_log_that_nobody_reads_keeps_no_process_alive(tmp_path: Path) -> None:
+def test_an_unread_log_keeps_no_process_alive(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(config(tmp_path, itl=0.1))
     port = free_port()

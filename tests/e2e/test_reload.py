@@ -236,7 +236,7 @@ def test_a_reload_reaches_every_process_whichever_frontend_is_asked(site: Site) 
         assert [site.status(OTHERS[frontend]) for _ in range(6)] == [401] * 6
 
 
-def test_some_reloads_under_load(site: Site) -> None:
+def test_ten_reloads_under_load_fail_no_request(site: Site) -> None:
     many_reloads(site, 10)
 
 
@@ -260,7 +260,7 @@ def test_a_watched_file_is_read_when_its_mount_changes_and_a_hang_up_reads_it_to
     assert site.server.process.poll() is None
 
 
-def test_on_a_terminal_a_hang_up_ends_the_server(tmp_path: Path) -> None:
+def test_sighup_on_a_terminal_ends_the_server(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("frontend: {port: 0}\nworkers: {mock: {model: {name: m}, engine: {use: mocker}}}\n")
     pid, terminal = pty.fork()

@@ -191,7 +191,7 @@ def test_worker_is_busy_above_its_tokens_to_prefill(house: Overloaded) -> None:
         assert house.status("stuck") == 503
 
 
-def test_tokens_may_be_bounded_by_a_share_of_what_a_step_computes(house: Overloaded) -> None:
+def test_tokens_may_be_bounded_by_a_fraction_of_a_steps_budget(house: Overloaded) -> None:
     house.set("stuck", frac=0.1)
     with house.held("stuck", "a" * 50):
         with house.held("stuck", "a"):
@@ -274,7 +274,7 @@ def test_refused_request_gets_a_plain_503_is_counted_and_reserves_nothing(house:
     assert house.status("nobody") == 404
 
 
-def test_all_answers_of_one_request_are_let_in_together(house: Overloaded) -> None:
+def test_all_choices_of_one_request_are_admitted_together(house: Overloaded) -> None:
     """The second answer finds the worker busy with the first: it waits, as the request has been let in."""
     house.set("one", blocks=0, tokens=0)
 
@@ -325,7 +325,7 @@ def test_thresholds_are_set_and_listed_as_in_the_original(house: Overloaded) -> 
     )
 
 
-def test_what_is_left_out_stays_and_null_switches_off(house: Overloaded) -> None:
+def test_absent_thresholds_stay_and_null_switches_off(house: Overloaded) -> None:
     house.set("one", blocks=0.85, tokens=10_000, frac=2)
 
     assert house.set("one", tokens=5)["active_decode_blocks_threshold"] == 0.85
@@ -384,7 +384,7 @@ def test_thresholds_without_the_mode_do_nothing(serve: Callable[..., Any]) -> No
     assert (status, "--admission-control token-capacity" in body.decode()) == (409, True)
 
 
-def test_flags_arm_the_thresholds_and_another_status_may_be_told(serve: Callable[..., Any]) -> None:
+def test_flags_arm_the_thresholds_and_the_status_is_configurable(serve: Callable[..., Any]) -> None:
     server = Overloaded(
         serve(
             CONFIG.replace("admission: {use: token-capacity}", ""),
@@ -577,7 +577,7 @@ def test_a_worker_takes_exactly_its_limit_and_its_queue(
         server.end()
 
 
-def test_while_a_worker_is_at_its_limit_its_gauges_say_so(house: Overloaded) -> None:
+def test_gauges_show_a_worker_at_its_limit(house: Overloaded) -> None:
     server, streamed = house.server, completion("capped", stream=True)
 
     def metric(name: str) -> float:
@@ -601,7 +601,7 @@ def test_while_a_worker_is_at_its_limit_its_gauges_say_so(house: Overloaded) -> 
 
 
 @pytest.mark.parametrize("queue_alone", [False, True], ids=["nothing", "the queue alone"])
-def test_without_an_engine_limit_a_worker_refuses_nobody(
+def test_without_an_engine_limit_a_worker_refuses_no_request(
     house: Overloaded, serve: Callable[..., Any], queue_alone: bool
 ) -> None:
     server, model = house.server, "one"
@@ -631,7 +631,7 @@ def test_a_worker_that_is_full_leaves_its_requests_to_another(house: Overloaded)
 # The router's queue.
 
 
-def test_requests_wait_at_the_router_whatever_the_admission(serve: Callable[..., Any]) -> None:
+def test_requests_wait_at_the_router_with_any_admission(serve: Callable[..., Any]) -> None:
     server = serve(
         CAPPED.replace("400", "1500"),
         *("--router-mode", "kv", "--router-queue-threshold", "0", "--admission-control", "none"),

@@ -59,7 +59,7 @@ def items_of(client: Client, response: str) -> int:
     return len(listed["data"])
 
 
-def test_processes_of_a_host_share_what_is_in_a_file_and_a_restart_keeps_it(serve: Any, tmp_path: Path) -> None:
+def test_processes_of_a_host_share_the_sqlite_store_across_restarts(serve: Any, tmp_path: Path) -> None:
     store = f"{{use: sqlite, path: {tmp_path / 'responses.db'}}}"
     planes = f"\ntransport: {{use: tcp}}\ndiscovery: {{use: file, path: {tmp_path / 'found'}}}\n"
     first = serve(CONFIG % (2, store) + planes, env=KEYS)
@@ -90,7 +90,7 @@ def clients(serve_for_module: Any, redis: RedisServer) -> dict[str, Client]:
     }
 
 
-def test_frontends_of_two_servers_share_what_is_in_redis(clients: dict[str, Client]) -> None:
+def test_frontends_of_two_servers_share_the_redis_store(clients: dict[str, Client]) -> None:
     one, other = clients.values()
 
     made = chain(one, other, one, other)
@@ -100,7 +100,7 @@ def test_frontends_of_two_servers_share_what_is_in_redis(clients: dict[str, Clie
     assert other.ask("GET", f"{PATH}/{made}")[0] == 404
 
 
-def test_a_store_that_dies_is_told_as_configured_and_used_again(clients: dict[str, Client], redis: RedisServer) -> None:
+def test_a_dead_store_follows_the_policy_and_recovers(clients: dict[str, Client], redis: RedisServer) -> None:
     chain(*clients.values())
     redis.kill()
 

@@ -173,7 +173,7 @@ def test_an_engine_of_no_class_runs_from_three_lines_and_ends_in_order(frontend:
     assert frontend.until(lambda: b"parrot" not in frontend.request("GET", "/v1/models")[2], 10)
 
 
-def test_a_client_that_leaves_is_told_to_the_engine_with_the_plain_context(
+def test_a_client_disconnect_aborts_the_engines_request(
     frontend: Any, alone: Start, until_content: Callable[[Any], bytes]
 ) -> None:
     engine = served_parrot(frontend, alone, delay=0.05)
@@ -185,7 +185,7 @@ def test_a_client_that_leaves_is_told_to_the_engine_with_the_plain_context(
     assert engine.end() == 0
 
 
-def test_what_an_engine_lets_slip_is_in_its_log_and_not_in_the_answer(frontend: Any, alone: Start) -> None:
+def test_engine_exceptions_are_logged_and_hidden_from_clients(frontend: Any, alone: Start) -> None:
     engine = served_parrot(frontend, alone)
 
     status, answer = ask(frontend, "parrot", [33])
@@ -212,7 +212,7 @@ def test_the_mocker_runs_by_its_module_with_flags_over_variables(frontend: Any, 
     assert engine.end() == 0
 
 
-def test_the_program_of_the_documentation_runs_as_it_stands(frontend: Any, alone: Start, tmp_path: Path) -> None:
+def test_the_documented_program_runs_unchanged(frontend: Any, alone: Start, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "engine-contract.md").read_text()
     files = dict(re.findall(r"```\w+\n# file: (\S+)\n(.*?)```", page, re.DOTALL))
     (tmp_path / "fleet.yaml").write_text(files["fleet.yaml"])
@@ -230,7 +230,7 @@ def test_the_program_of_the_documentation_runs_as_it_stands(frontend: Any, alone
     assert engine.end() == 0
 
 
-def test_an_engine_that_does_not_start_is_cleaned_up_once_and_its_reason_is_told(alone: Start) -> None:
+def test_an_engine_that_fails_to_start_is_cleaned_up_once_with_its_reason(alone: Start) -> None:
     failing = """
 from dynamo_core import BackendError
 async def start(self, worker_id):

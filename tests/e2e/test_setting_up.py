@@ -65,7 +65,7 @@ def test_the_first_time_every_package_is_named_as_it_comes_and_then_it_serves(tr
     assert second.stdout == "served\n"
 
 
-def test_a_setup_that_fails_leaves_nothing_that_looks_set_up(tree: Path) -> None:
+def test_a_failed_setup_leaves_no_stamp(tree: Path) -> None:
     failed, again = make_serve(tree, FAILS="yes"), make_serve(tree)
 
     assert failed.returncode == 2

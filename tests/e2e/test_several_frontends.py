@@ -147,7 +147,7 @@ def test_each_process_answers_on_the_port_and_is_scraped_on_one_of_its_own(front
     assert all(now > 0 for now in frontends.metric("dynamo_frontend_requests_total")), "both had a part"
 
 
-def test_one_that_is_killed_takes_only_its_own_connections_along(frontends: Frontends, until_content: Any) -> None:
+def test_a_killed_frontend_loses_only_its_own_connections(frontends: Frontends, until_content: Any) -> None:
     server = frontends.server
     killed, other = frontends.processes()
     streams = [open_stream(server, until_content, tokens=800) for _ in range(8)]

@@ -213,7 +213,7 @@ def listening(listener: Tracker, teller: Tracker) -> Iterator[None]:
 # The process.
 
 
-def test_it_runs_without_any_other_service(tracker: Tracker) -> None:
+def test_the_slot_tracker_needs_no_other_service(tracker: Tracker) -> None:
     sockets = Path(f"/proc/{tracker.process.pid}/net/tcp")
     inodes = {
         target[8:-1]
@@ -228,7 +228,7 @@ def test_it_runs_without_any_other_service(tracker: Tracker) -> None:
     assert all(row[1].endswith(f":{tracker.port:04X}") for row in own)
 
 
-def test_it_binds_all_addresses_on_8091_unless_told_otherwise() -> None:
+def test_the_slot_tracker_binds_8091_on_all_addresses_by_default() -> None:
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", 8091)) == 0:
             pytest.skip("something else listens on 8091")
@@ -242,7 +242,7 @@ def test_it_binds_all_addresses_on_8091_unless_told_otherwise() -> None:
         assert tracker.end(signal.SIGINT) == 0
 
 
-def test_the_port_can_be_chosen_and_a_taken_one_is_told_in_one_line(tracker: Tracker) -> None:
+def test_the_port_is_an_option_and_one_in_use_is_one_line(tracker: Tracker) -> None:
     done = subprocess.run(
         [sys.executable, "-m", MODULE, "--host", "127.0.0.1", "--port", str(tracker.port)],
         capture_output=True, text=True, timeout=DEADLINE,
@@ -253,7 +253,7 @@ def test_the_port_can_be_chosen_and_a_taken_one_is_told_in_one_line(tracker: Tra
     assert "Traceback" not in done.stderr
 
 
-def test_it_is_a_command_of_dynamo_too(dynamo: Callable[..., Result]) -> None:
+def test_the_slot_tracker_is_a_dynamo_command(dynamo: Callable[..., Result]) -> None:
     done = dynamo("slot-tracker", "--help")
 
     assert done.exit_code == 0
@@ -276,7 +276,7 @@ def test_ctrl_c_ends_it_in_order_and_the_registry_is_empty_after_a_restart(start
     assert second.get("/loads") == []
 
 
-def test_a_request_that_nobody_frees_expires(start: Start) -> None:
+def test_an_unfreed_request_expires(start: Start) -> None:
     tracker = start(*local("--expiry", "1"))
     tracker.register("m")
     assert tracker.add("m", "old", [1, 2], new_isl_tokens=5) == (201, OK)
@@ -748,7 +748,7 @@ def test_events_reach_the_replica_that_listens_and_go_no_other_way(synced_pair: 
         until(lambda: listener.load(model) == (0, 2))
 
 
-def test_a_replica_that_does_not_read_slows_nobody(pair: tuple[Tracker, Tracker]) -> None:
+def test_an_unreading_replica_slows_no_other(pair: tuple[Tracker, Tracker]) -> None:
     teller, listener = pair
     model = next(names)
     teller.register(model)
@@ -775,7 +775,7 @@ def test_peers_are_managed_while_it_runs(synced: Tracker) -> None:
     assert synced.post("/deregister_peer", url=other) == (200, OK)
 
 
-def test_a_peer_that_was_dropped_is_not_heard_any_more(pair: tuple[Tracker, Tracker]) -> None:
+def test_a_deregistered_peer_is_not_followed(pair: tuple[Tracker, Tracker]) -> None:
     teller, listener = pair
     model = known_to(teller, listener)
     with listening(teller, listener):
@@ -836,9 +836,7 @@ def test_peers_can_be_given_at_the_start(synced: Tracker) -> None:
         (("--token", "short"), "--token: has fewer than 16 characters"),
     ],
 )
-def test_what_cannot_work_is_told_in_one_line(
-    dynamo: Callable[..., Result], options: tuple[str, ...], text: str
-) -> None:
+def test_impossible_options_are_one_line(dynamo: Callable[..., Result], options: tuple[str, ...], text: str) -> None:
     done = dynamo("slot-tracker", *local(*options))
 
     assert done.exit_code == 2
@@ -935,7 +933,7 @@ def test_over_tls_with_a_snapshot_of_a_peer(start: Start, tmp_path: Path) -> Non
     until(lambda: bool(second.ask("GET", "/loads", **header)[1][0]["active_prefill_tokens"] != before))
 
 
-def test_with_gaps_a_replica_that_lost_events_comes_back_to_what_is_active(start: Start) -> None:
+def test_with_gaps_a_replica_recovers_lost_events(start: Start) -> None:
     options = local(*SYNC, "--replica-sync-gaps", "--metrics")
     teller, listener = start(*options), start(*options)
     listens(listener, teller)

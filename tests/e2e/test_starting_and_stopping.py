@@ -140,9 +140,7 @@ def test_a_port_in_use_is_one_clear_line_and_exit_code_2_of_the_process(tmp_path
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_a_folder_of_discovery_that_is_a_file_is_found_before_anything_starts(
-    begin: Begin, tmp_path: Path, command: str
-) -> None:
+def test_a_discovery_path_that_is_a_file_fails_before_the_start(begin: Begin, tmp_path: Path, command: str) -> None:
     (tmp_path / "records").write_text("a file where a folder is needed")
     planes = f'transport: {{use: tcp}}\ndiscovery: {{use: file, path: "{tmp_path}/records"}}\n'
 
@@ -192,7 +190,7 @@ def test_a_running_stream_is_finished_before_the_server_ends(serve: Any, until_c
     assert_ended(server)
 
 
-def test_a_stream_that_outlasts_the_shutdown_is_told_so(serve: Any, until_content: Any) -> None:
+def test_a_stream_over_the_shutdown_timeout_ends_with_an_error(serve: Any, until_content: Any) -> None:
     server = serve(
         "client: {shutdown_timeout: 0.5}\n"
         "workers: {mock: {model: {name: m}, engine: {use: mocker, fixed_itl_ms: 20}}}\n"
@@ -207,7 +205,7 @@ def test_a_stream_that_outlasts_the_shutdown_is_told_so(serve: Any, until_conten
     assert server.wait() == 0
 
 
-def test_a_second_signal_cuts_what_still_runs(serve: Any) -> None:
+def test_a_second_signal_cuts_running_requests(serve: Any) -> None:
     server = serve("workers: {mock: {model: {name: m}, engine: {use: mocker, fixed_itl_ms: 60000}}}\n")
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     connection = server.raw("POST", "/v1/chat/completions", body)
@@ -230,9 +228,7 @@ workers:
 """
 
 
-def test_ctrl_c_while_an_engine_starts_lets_requests_of_others_finish_and_says_what_it_was_at(
-    serve: Any, until_content: Any
-) -> None:
+def test_ctrl_c_during_an_engine_start_finishes_other_requests(serve: Any, until_content: Any) -> None:
     server = serve(LATE, ready="listening")
     assert server.until(lambda: server.request("GET", "/v1/models")[2].count(b"quick-model") == 1, 5)
 

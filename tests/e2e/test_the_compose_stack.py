@@ -217,7 +217,7 @@ def test_the_secret_is_made_once_and_for_the_owner_only(no_servers: Stack) -> No
 
 
 @pytest.mark.parametrize("file", [SERVERS, NO_SERVERS])
-def test_every_part_waits_for_what_it_needs_and_has_time_to_stop(file: str) -> None:
+def test_services_depend_on_healthy_ones_and_have_a_stop_grace(file: str) -> None:
     compose = yaml.safe_load((STACK / file).read_text())
     services = compose["services"]
     parts = {name: service for name, service in services.items() if name in ("frontend", "worker")}
@@ -236,7 +236,7 @@ def test_every_part_waits_for_what_it_needs_and_has_time_to_stop(file: str) -> N
     assert published == {"frontend": ["127.0.0.1:8000:8000"]}
 
 
-def test_the_image_has_what_the_config_names_and_what_that_needs() -> None:
+def test_the_image_has_the_configured_plugins() -> None:
     config = yaml.safe_load((STACK / "dynamo.yaml").read_text())
     used = {
         f"engine-{config['workers']['mock']['engine']['use']}",

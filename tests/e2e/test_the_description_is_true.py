@@ -120,7 +120,7 @@ def test_no_body_that_can_be_made_from_the_description_breaks_the_server(
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_what_a_route_answers_is_what_the_description_says(server: Any, description: dict[str, Any], path: str) -> None:
+def test_route_answers_match_the_openapi_description(server: Any, description: dict[str, Any], path: str) -> None:
     responses = description["paths"][path]["post"]["responses"]
     for body in BODIES[path]:
         status, _, answer = server.request("POST", path, body)
@@ -134,9 +134,7 @@ def test_what_a_route_answers_is_what_the_description_says(server: Any, descript
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/v1/models/{id}", "/v1/models/{id}/ready", "/dynamo/alpha/list-models"]
 )
-def test_what_is_told_of_models_is_what_the_description_says(
-    server: Any, description: dict[str, Any], path: str
-) -> None:
+def test_model_routes_match_the_openapi_description(server: Any, description: dict[str, Any], path: str) -> None:
     responses = description["paths"][path]["get"]["responses"]
 
     status, _, answer = server.request("GET", path.replace("{id}", NAME))
@@ -145,7 +143,7 @@ def test_what_is_told_of_models_is_what_the_description_says(
     assert not faults(description, responses["200"], json.loads(answer))
 
 
-def test_nothing_is_left_of_all_these_requests(server: Any) -> None:
+def test_no_request_is_left_active(server: Any) -> None:
     """The last of the file, after thousands of bodies."""
     assert server.until(lambda: server.metric("dynamo_frontend_active_requests") == 0, 10)
     assert server.request("GET", "/health")[0] == 200

@@ -98,7 +98,7 @@ def test_a_state_sums_the_requests_of_all_frontends_and_finds_each(server: Any) 
         assert json.loads(found.stdout)["request"]["id"] == request_id
 
 
-def test_a_model_that_lost_its_workers_is_an_alarm_and_requests_for_it_are_told(to_be_halted: Any) -> None:
+def test_a_model_without_workers_raises_an_alarm(to_be_halted: Any) -> None:
     server = to_be_halted
     (worker,) = state(server)["workers"]
     os.kill(worker["pid"], signal.SIGSTOP)
@@ -129,14 +129,14 @@ def body(number: int) -> dict[str, Any]:
     return {"model": "mock-model", "messages": content, "max_tokens": 4, "stream": False}
 
 
-def test_why_says_that_nobody_knows_a_request(server: Any) -> None:
+def test_why_reports_an_unknown_request(server: Any) -> None:
     found = dynamo("why", "no-such-request", "--url", server.url)
 
     assert found.exit_code == 1
     assert "no frontend knows this request: the last 1000 are kept" in found.stderr
 
 
-def test_a_frontend_that_stands_still_is_named_and_the_feed_goes_on(to_be_halted: Any) -> None:
+def test_a_stopped_frontend_is_named_and_the_feed_continues(to_be_halted: Any) -> None:
     server = to_be_halted
     answer(server)
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)

@@ -58,7 +58,7 @@ def test_the_lines_for_an_sdk_print_the_answer(
         ("reference/responses.md", "Try it", '"text":"I do not know."'),
     ],
 )
-def test_the_command_beside_them_is_answered(server: Any, page: str, heading: str, said: str) -> None:
+def test_the_curl_command_of_the_page_is_answered(server: Any, page: str, heading: str, said: str) -> None:
     [command] = [text for text in blocks(page, heading, "console") if text.startswith("$ curl")]
 
     words = ["bash", "-c", command.removeprefix("$ ").replace(ADDRESS, server.url)]

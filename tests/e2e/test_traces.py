@@ -213,7 +213,7 @@ def test_a_request_is_one_trace_from_the_client_to_the_engine(
     assert not any(span.failed for span in spans)
 
 
-def test_a_client_that_leaves_is_seen_in_the_trace(
+def test_a_client_disconnect_is_in_the_trace(
     server: Any, shared_collector: Collector, trace: str, until_content: Any
 ) -> None:
     connection: socket.socket = server.raw(
@@ -248,7 +248,7 @@ def test_a_request_that_the_engine_rejects_is_an_error_of_its_kind(
     assert one(spans, "http-request").attributes["status"] == 400
 
 
-def test_what_was_recorded_last_is_sent_before_a_process_ends(serve: Any, collector: Collector) -> None:
+def test_the_last_spans_are_exported_before_the_exit(serve: Any, collector: Collector) -> None:
     server = serve(CONFIG, env=exporting(collector, delay="600000"))
     server.request("POST", "/v1/chat/completions", chat())
     assert collector.spans() == []
@@ -259,7 +259,7 @@ def test_what_was_recorded_last_is_sent_before_a_process_ends(serve: Any, collec
 
 
 @pytest.mark.full
-def test_without_export_the_collector_hears_nothing_and_the_logs_carry_the_trace(
+def test_without_export_no_span_is_sent_and_logs_have_the_trace_id(
     serve: Any, collector: Collector, trace: str, tmp_path: Path
 ) -> None:
     server = serve(CONFIG + PROCESSES % (tmp_path / "discovery"), env=exporting(collector, enabled="0"))

@@ -76,7 +76,7 @@ def ids_by_bytes(folder: Path) -> dict[bytes, int]:
     return by_bytes
 
 
-def test_the_stack_gives_the_very_tokens_of_the_library(server: Any, folder: Path) -> None:
+def test_the_stack_generates_the_tokens_of_the_library(server: Any, folder: Path) -> None:
     ids = ids_by_bytes(folder)
     expected = alone(folder, 24)
     client_streams = [

@@ -132,7 +132,7 @@ def test_vectors_and_scores_are_the_same_too(two: Two, path: str, body: dict[str
     assert told(through[2]) == told(direct[2]) | {"model": "pooled"}
 
 
-def test_an_upstream_makes_vectors_only_where_the_config_says_that_the_server_does(two: Two) -> None:
+def test_an_upstream_embeds_only_if_configured(two: Two) -> None:
     lists = json.loads(two.outer.request("GET", "/dynamo/alpha/list-models")[2])
 
     assert two.outer.request("POST", "/v1/embeddings", {"model": "inner-model", "input": "a"})[0] == 501
@@ -172,7 +172,7 @@ def test_a_refusal_from_inside_names_the_field_and_nothing_of_the_inside(two: Tw
     assert "127.0.0.1" not in str(caught.value)
 
 
-def test_a_client_that_leaves_is_seen_inside(two: Two, until_content: Any) -> None:
+def test_a_client_disconnect_reaches_the_inner_server(two: Two, until_content: Any) -> None:
     connection = two.outer.raw("POST", CHAT, chat(model="slow-model", stream=True, max_tokens=4000))
     until_content(connection)
 
@@ -187,7 +187,7 @@ def test_a_client_that_leaves_is_seen_inside(two: Two, until_content: Any) -> No
     assert two.inner.until(lambda: running() == 0, 5), two.inner.log
 
 
-def test_a_server_that_is_killed_breaks_its_stream_and_says_so_and_requests_go_to_another(
+def test_a_killed_upstream_breaks_its_stream_and_later_requests_go_elsewhere(
     serve: Any, two: Two, until_content: Any
 ) -> None:
     killed = serve(INNER)
@@ -207,7 +207,7 @@ def test_a_server_that_is_killed_breaks_its_stream_and_says_so_and_requests_go_t
     assert (status, "retry-after" in headers) == (503, True), body
 
 
-def test_a_model_that_the_server_does_not_have_is_told_before_anything_is_served(two: Two, tmp_path: Any) -> None:
+def test_an_unknown_upstream_model_fails_the_start(two: Two, tmp_path: Any) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(outer(two.inner.url, inner="no-such-model"))
 

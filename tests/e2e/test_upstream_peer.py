@@ -86,7 +86,7 @@ def peer(tmp_path: Path) -> Iterator[Peer]:
     peer.end()
 
 
-def test_its_answers_come_through_whole_and_as_a_stream_and_its_death_is_told(
+def test_peer_answers_pass_whole_and_streamed_and_its_death_is_an_error(
     serve: Any, peer: Peer, until_content: Any
 ) -> None:
     # Both start at once: the worker waits for its server.

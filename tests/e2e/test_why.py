@@ -133,7 +133,7 @@ def test_an_answered_request_shows_candidates_and_times(shared: House) -> None:
     assert "HTTP 200" in shared.why("answered")
 
 
-def test_a_refused_request_says_by_whom_and_why(shared: House) -> None:
+def test_why_names_the_refusing_plugin_and_its_reason(shared: House) -> None:
     assert shared.ask("let in", model="limited") == 200
     assert shared.ask("refused", model="limited") == 429
 
@@ -143,7 +143,7 @@ def test_a_refused_request_says_by_whom_and_why(shared: House) -> None:
     assert "the client may try again after" in told
 
 
-def test_a_request_that_waited_says_for_how_long(shared: House) -> None:
+def test_why_reports_the_time_in_the_queue(shared: House) -> None:
     first = Stream(shared.server, **chat(model="queued", max_tokens=4000))
     first.begun()
     with ThreadPoolExecutor(1) as pool:
@@ -158,7 +158,7 @@ def test_a_request_that_waited_says_for_how_long(shared: House) -> None:
     assert admitted["waited"] > 0.1
 
 
-def test_a_request_whose_worker_dies_shows_both_workers(house: House) -> None:
+def test_why_shows_both_workers_of_a_migrated_request(house: House) -> None:
     one = house
     stream = Stream(one.server, **chat(max_tokens=100))
     stream.begun()
@@ -178,7 +178,7 @@ def test_a_request_whose_worker_dies_shows_both_workers(house: House) -> None:
     assert "another is sought" in one.why(line["id"])
 
 
-def test_a_request_whose_client_has_left_says_so(shared: House) -> None:
+def test_why_reports_a_client_disconnect(shared: House) -> None:
     stream = Stream(shared.server, **chat(max_tokens=1000))
     stream.begun()
     stream.close()
@@ -187,7 +187,7 @@ def test_a_request_whose_client_has_left_says_so(shared: House) -> None:
     assert "cancelled" in shared.why(stream.request_id)
 
 
-def test_a_prefill_that_fails_in_its_engine_says_what_the_engine_said(shared: House) -> None:
+def test_why_reports_the_engines_error_of_a_failed_prefill(shared: House) -> None:
     assert shared.ask("failed", model="failing") == 500
 
     finished = shared.ended("failed")[-1]

@@ -239,7 +239,7 @@ def test_an_idle_worker_ends_in_order(live: Any) -> None:
     assert phases(life.log) == ["1", "2", "3"]
 
 
-def test_a_signal_while_the_engine_starts_lets_it_finish_and_nothing_is_served(live: Any) -> None:
+def test_a_signal_during_the_engine_start_lets_it_finish_without_serving(live: Any) -> None:
     life = live("start_waits: true", DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS="60")
     life.until(lambda: life.diary == ["start"])
 
@@ -289,9 +289,7 @@ def test_start_that_is_cut_is_cleaned_up(live: Any, signals: list[int], grace: s
         ),
     ],
 )
-def test_ctrl_c_ends_a_start_that_cannot_be_cut_within_seconds_and_says_what_it_was_at(
-    live: Any, hang: str, waits_for: str
-) -> None:
+def test_ctrl_c_ends_an_uncancellable_start_within_seconds(live: Any, hang: str, waits_for: str) -> None:
     life = live(f"hang: {hang}", DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT="60")
     life.until(lambda: life.diary == ["start"])
 
@@ -302,7 +300,7 @@ def test_ctrl_c_ends_a_start_that_cannot_be_cut_within_seconds_and_says_what_it_
     assert waits_for in given_up
 
 
-def test_a_stream_ends_whole_while_the_model_is_gone_from_the_list_at_once(frontend: Any) -> None:
+def test_a_draining_workers_stream_ends_whole_and_its_model_is_unlisted(frontend: Any) -> None:
     life, server = frontend("itl: 0.03")
     # At its pace it would take longer than the worker has to end.
     body = {"model": "life-model", "prompt": "hi", "max_tokens": 600, "stream": True}
@@ -363,7 +361,7 @@ def test_loop_that_stands_still_ends_the_process_and_its_place_in_discovery(fron
     assert server.until(lambda: server.instances() == {}, 10), "its lease runs out"
 
 
-def test_a_worker_whose_engine_does_not_answer_its_probe_is_not_routed_to_until_it_does(frontend: Any) -> None:
+def test_a_worker_failing_its_probe_gets_no_requests_until_it_answers(frontend: Any) -> None:
     life, server = frontend(
         DYN_HEALTH_CHECK_ENABLED="true", DYN_CANARY_WAIT_TIME="0.4", DYN_HEALTH_CHECK_REQUEST_TIMEOUT="0.5"
     )

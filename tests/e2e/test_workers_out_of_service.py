@@ -99,9 +99,7 @@ def another(serve: Any, config: str) -> Callable[[], Any]:
     return start
 
 
-def test_a_cordoned_worker_gets_nothing_new_from_any_frontend_and_finishes_what_it_has(
-    server: Any, another: Callable[[], Any]
-) -> None:
+def test_a_cordoned_worker_gets_no_new_requests_and_finishes_its_own(server: Any, another: Callable[[], Any]) -> None:
     second = another()
     before = {name: served(entry) for name, entry in listed(server).items()}
     running = [Stream(server, max_tokens=LONG) for _ in range(2)]

@@ -161,7 +161,7 @@ def attacker(tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_client_is_served_beside_an_attack(
+def test_an_honest_client_is_served_during_an_attack(
     name: str, serve: Any, attacker: Any, tmp_path: Path, record_property: Any
 ) -> None:
     server = serve(CONFIG.format(discovery=tmp_path / "discovery", more=ATTACKS[name].config))

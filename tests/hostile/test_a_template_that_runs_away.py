@@ -44,7 +44,7 @@ def ask(server: Any, model: str) -> tuple[int, Any]:
 
 
 @pytest.mark.full
-def test_its_clients_are_told_and_others_served(server: Any) -> None:
+def test_clients_of_a_runaway_template_get_an_error_and_others_are_served(server: Any) -> None:
     answers: list[tuple[int, Any]] = []
     clients = [threading.Thread(target=lambda: answers.append(ask(server, "wild"))) for _ in range(2)]
     for client in clients:

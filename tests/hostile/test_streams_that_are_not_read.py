@@ -74,7 +74,7 @@ def unread(port: int, **fields: Any) -> socket.socket:
 @pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_short_chat_is_answered_beside_streams_that_are_never_read(kind: str, serve: Any, tmp_path: Path) -> None:
+def test_a_short_chat_is_answered_beside_unread_streams(kind: str, serve: Any, tmp_path: Path) -> None:
     speed, fields = ANSWERS[kind]
     server = serve(CONFIG.format(speed=speed, discovery=tmp_path / "discovery"))
     assert server.until(lambda: server.request("GET", "/ready")[0] == 200, 15), server.log

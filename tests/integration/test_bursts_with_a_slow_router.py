@@ -70,7 +70,7 @@ class Fixed:
         return THRESHOLDS
 
 
-async def test_requests_that_were_let_in_together_are_placed_only_where_there_is_still_room(
+async def test_requests_admitted_together_are_placed_only_where_room_is_left(
     make_house: Callable[..., Any], stack: AsyncExitStack
 ) -> None:
     def busy(model: str, ranks: Sequence[RankLoad]) -> bool:

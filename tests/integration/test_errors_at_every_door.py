@@ -230,7 +230,7 @@ async def check(made: House, client: aiohttp.ClientSession, error: BaseException
     assert seen == sum(len(doors) for _, doors in made.listeners)
 
 
-async def test_every_door_tells_every_error_as_the_table_has_it() -> None:
+async def test_every_api_answers_every_error_as_in_the_table() -> None:
     async with house() as made, aiohttp.ClientSession() as client:
         for error in every_error():
             await check(made, client, error, problem_of(error))
@@ -271,7 +271,7 @@ async def test_refusals_of_a_client_carry_their_words_and_headers_at_every_door(
             await check(made, client, error, problem)
 
 
-async def test_while_a_process_starts_each_api_words_that_in_its_own_way() -> None:
+async def test_a_starting_process_is_reported_in_each_apis_form() -> None:
     async with house(starting=True) as made, aiohttp.ClientSession() as client:
         del made.listeners[1:]
         problem = problem_of(errors.Unavailable("The service is starting, please retry later"))

@@ -116,7 +116,7 @@ async def events_until_the_end(recorder: Recorder) -> list[RequestEvent]:
 # What they see.
 
 
-async def test_a_request_is_told_from_its_receipt_to_its_end(start: Start) -> None:
+async def test_an_extension_gets_all_events_of_a_request(start: Start) -> None:
     application = await ready(await start("recorder"))
 
     assert await chat(application) == 200
@@ -220,7 +220,7 @@ async def test_extensions_that_block_fail_or_never_read_lose_events_and_cost_no_
 
 
 @pytest.mark.parametrize("name", ["lame", "unmakeable", "endless"])
-async def test_one_that_does_not_start_is_named_and_the_rest_runs(
+async def test_an_extension_that_fails_to_start_is_named_and_the_rest_runs(
     start: Start, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(runtime_extensions, "START_TIME", 0.05)
@@ -234,7 +234,7 @@ async def test_one_that_does_not_start_is_named_and_the_rest_runs(
     assert await events_until_the_end(extension(application, Recorder))
 
 
-async def test_one_that_does_not_start_is_closed_and_its_routes_answer_503(start: Start) -> None:
+async def test_an_extension_that_fails_to_start_is_closed_with_503_routes(start: Start) -> None:
     application = await ready(await start("lame"))
     assert application.frontend_process is not None
 
@@ -268,7 +268,7 @@ async def test_an_extension_of_both_roles_runs_beside_a_worker_too(start: Start,
     assert BesideWorkers.roles == ["worker", "frontend"]
 
 
-async def test_one_process_of_both_roles_runs_one_object(start: Start) -> None:
+async def test_a_process_with_both_roles_runs_one_extension_object(start: Start) -> None:
     BesideWorkers.roles.clear()
     await start("beside, role: both", "beside, role: worker, name: other")
 
@@ -311,14 +311,14 @@ ADMIN = "admin: {port: 0}\n"
         ),
     ],
 )
-async def test_an_extension_is_refused_without_what_it_needs(
+async def test_an_extension_with_missing_requirements_is_refused(
     start: Start, entries: list[str], more: str, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=rf"config-0\.yaml:\d+: {message}"):
         await start(*entries, more=more)
 
 
-async def test_what_an_extension_needs_may_have_another_name(start: Start) -> None:
+async def test_a_required_extension_may_have_another_name(start: Start) -> None:
     application = await start("dashboard", "feed, name: watch", more=ADMIN)
 
     assert application.frontend_process.parts.extensions.failures == {}
@@ -341,7 +341,7 @@ def own_id(application: Application) -> int:
     return extension(application, Asker).services.peers.own.frontend_id
 
 
-async def test_each_frontend_speaks_for_both(pair: tuple[Application, Application]) -> None:
+async def test_each_frontend_answers_for_both(pair: tuple[Application, Application]) -> None:
     ids = {own_id(application) for application in pair}
     payload = {"deep": [1, None, True, b"x", {"a": 1.5}], "large": "x" * 1_000_000}
 
@@ -368,7 +368,7 @@ async def test_a_frontend_that_hangs_is_named_when_the_time_is_over(
     assert "0.3 s" in replies.missing[own_id(second)]
 
 
-async def test_a_frontend_whose_process_is_gone_is_named_while_its_record_is_there(
+async def test_a_dead_frontend_is_named_until_its_record_expires(
     pair: tuple[Application, Application],
 ) -> None:
     first, second = pair
@@ -424,7 +424,7 @@ async def test_a_handler_that_fails_is_named_with_its_error(pair: tuple[Applicat
     assert {"Unknown: its handler failed: OSError: no echo"} == set(replies.missing.values())
 
 
-async def test_in_one_process_a_frontend_speaks_for_itself(start: Start) -> None:
+async def test_a_single_process_frontend_answers_for_itself(start: Start) -> None:
     application = await ready(await start("asker", "site"))
 
     replies = await extension(application, Asker).ask((1, 2))

@@ -122,7 +122,7 @@ async def test_a_request_that_waits_for_a_place_in_a_busy_engine_is_not_moved(ma
     assert engine.asked == 3
 
 
-async def test_an_engine_that_cannot_say_whether_it_is_at_work_is_given_up(
+async def test_an_engine_whose_progress_report_fails_is_given_up(
     make_house: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     house = make_house(deadlines=Deadlines(stall=STALL, retries=0))
@@ -140,9 +140,7 @@ async def test_an_engine_that_cannot_say_whether_it_is_at_work_is_given_up(
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["before the first token", "in mid-answer"])
-async def test_the_canary_ends_what_its_frozen_engine_has_and_others_go_on(
-    make_house: Callable[..., Any], given: bool
-) -> None:
+async def test_the_canary_migrates_the_requests_of_a_frozen_engine(make_house: Callable[..., Any], given: bool) -> None:
     house = make_house()
     check = HealthCheck(wait=0.08, timeout=0.2)
     for name in ("a", "b"):
@@ -178,7 +176,7 @@ async def test_a_canary_that_only_reports_ends_nothing(make_house: Callable[...,
     await stream.aclose()
 
 
-async def test_without_other_workers_the_client_is_told_that_the_engine_does_not_answer(
+async def test_without_other_workers_a_frozen_engine_is_an_error(
     make_house: Callable[..., Any],
 ) -> None:
     house = make_house()

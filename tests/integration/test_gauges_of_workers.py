@@ -123,7 +123,7 @@ async def test_a_worker_shows_its_model_whether_it_is_busy_and_its_state(house: 
     assert shown(house.metrics)["worker_busy"] == {("m", name, "aggregated"): 1}
 
 
-async def test_a_rank_shows_what_it_is_doing(house: Any, gauges: FrontGauges) -> None:
+async def test_gauges_show_the_load_of_a_rank(house: Any, gauges: FrontGauges) -> None:
     worker = await house.run(Slow)
     key = ("0", f"{worker.instance.instance_id:016x}", "aggregated")
 
@@ -135,7 +135,7 @@ async def test_a_rank_shows_what_it_is_doing(house: Any, gauges: FrontGauges) ->
     assert shown(house.metrics)["worker_active_prefill_tokens"] == {key: 0}
 
 
-async def test_blocks_in_use_are_what_a_worker_told_and_what_was_placed_since(house: Any) -> None:
+async def test_the_used_blocks_gauge_is_the_report_plus_placements(house: Any) -> None:
     monitor = WorkerMonitor(house.tracker, house.transport.events(), house.discovery)
     house.metrics.registry.register(FrontGauges(house.models, house.tracker, "f", monitor))
     worker = await house.run(Slow)
@@ -152,7 +152,7 @@ async def test_blocks_in_use_are_what_a_worker_told_and_what_was_placed_since(ho
     assert list(shown(house.metrics)["worker_active_decode_blocks"].values()) == [30]
 
 
-async def test_the_last_request_of_a_worker_is_told_until_the_worker_goes(house: Any, gauges: FrontGauges) -> None:
+async def test_the_last_request_gauges_last_until_the_worker_leaves(house: Any, gauges: FrontGauges) -> None:
     worker = await house.run(Slow)
     instance_id = worker.instance.instance_id
     key = ("0", f"{instance_id:016x}", "aggregated")
@@ -174,7 +174,7 @@ async def test_the_last_request_of_a_worker_is_told_until_the_worker_goes(house:
     assert second["worker_last_inter_token_latency_seconds"] == {key: 0.1}
 
 
-async def test_of_several_ranks_it_is_not_known_which_one_had_the_last_request(house: Any, gauges: FrontGauges) -> None:
+async def test_workers_with_several_ranks_have_no_last_request_gauge(house: Any, gauges: FrontGauges) -> None:
     worker = await house.run(TwoRanks)
     name = f"{worker.instance.instance_id:016x}"
 

@@ -44,7 +44,7 @@ async def get(url: str) -> tuple[int, str]:
         return response.status, await response.text()
 
 
-async def test_it_joins_once_there_is_somebody_to_answer(stack: AsyncExitStack, loaded: LoadedSettings) -> None:
+async def test_a_frontend_joins_the_shared_port_once_ready(stack: AsyncExitStack, loaded: LoadedSettings) -> None:
     frontend = await run(stack, loaded, FRONTEND)
     with pytest.raises(aiohttp.ClientConnectorError):
         await get(f"{frontend.url}/ready")
@@ -56,7 +56,7 @@ async def test_it_joins_once_there_is_somebody_to_answer(stack: AsyncExitStack, 
     assert (await get(f"{frontend.url}/ready"))[0] == 200
 
 
-async def test_it_joins_after_a_while_to_say_why_it_is_not_ready(
+async def test_an_unready_frontend_joins_after_a_while_to_report_it(
     stack: AsyncExitStack, loaded: LoadedSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frontend_process, "JOIN_WAIT", 0.05)
@@ -76,9 +76,7 @@ async def test_it_joins_after_a_while_to_say_why_it_is_not_ready(
     assert "model m has 0 of 1 workers" in answer
 
 
-async def test_one_that_is_stopped_before_it_was_ready_never_joins(
-    stack: AsyncExitStack, loaded: LoadedSettings
-) -> None:
+async def test_a_frontend_stopped_before_ready_never_joins(stack: AsyncExitStack, loaded: LoadedSettings) -> None:
     frontend = await run(stack, loaded, FRONTEND)
     url = frontend.url
 
@@ -88,7 +86,7 @@ async def test_one_that_is_stopped_before_it_was_ready_never_joins(
         await get(f"{url}/ready")
 
 
-async def test_its_health_says_which_process_answered_and_where_it_alone_is_reached(
+async def test_health_names_the_answering_process_and_its_own_address(
     stack: AsyncExitStack, loaded: LoadedSettings
 ) -> None:
     await run(stack, loaded, Role(False, ("mock",), 0))

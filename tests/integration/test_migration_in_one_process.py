@@ -222,7 +222,7 @@ async def test_a_new_request_does_not_wait_for_workers_that_are_not_there(house:
     ],
 )
 @pytest.mark.parametrize("after", [0, 3])
-async def test_what_another_worker_would_not_do_better_is_not_tried(house: Any, error: Exception, after: int) -> None:
+async def test_errors_without_hope_elsewhere_do_not_migrate(house: Any, error: Exception, after: int) -> None:
     await workers(house, 2, (after, error))
 
     with pytest.raises(DynamoError, match=str(error)):
@@ -260,7 +260,7 @@ async def test_an_answer_of_another_endpoint_is_asked_for_again_too(house: Any) 
     assert output.embeddings == [[1.0]]
 
 
-async def test_scores_are_asked_for_again_and_by_what_the_engine_declares(house: Any) -> None:
+async def test_score_requests_are_retried_by_capability(house: Any) -> None:
     Fragile.facts = {"capabilities": frozenset({"rerank"})}
     await workers(house, 2, (0, LOST), limit=0)
 
@@ -329,7 +329,7 @@ async def test_the_counts_are_those_of_the_whole_answer(make_house: Callable[...
     assert [item.cum_log_probs for item in items if item.cum_log_probs is not None][-1] == -float(sum(positions))
 
 
-async def test_cached_tokens_are_those_of_the_first_worker_if_it_has_told(house: Any) -> None:
+async def test_cached_tokens_are_those_of_the_first_worker(house: Any) -> None:
     class Telling(Fragile):
         def item(self, request: PreprocessedRequest, count: int) -> LLMEngineOutput:
             return super().item(request, count).with_usage(self.usage(request, count + 1))
@@ -366,7 +366,7 @@ async def test_wherever_workers_fail_the_answer_is_the_same(make_house: Callable
         assert house.tracker.total_requests == 0
 
 
-async def test_it_moves_as_often_as_the_limit_says(house: Any) -> None:
+async def test_a_request_migrates_up_to_the_limit(house: Any) -> None:
     await workers(house, 4, (2, LOST), (2, LOST), (2, BackendError.EngineShutdown("the third")), limit=2)
     stream = await house.ask(request())
 
@@ -410,7 +410,7 @@ class Deltas(Fragile):
         (Deltas, {}, {}),
     ],
 )
-async def test_what_cannot_be_told_to_another_worker_stays_where_it_is(
+async def test_requests_that_cannot_be_continued_do_not_migrate(
     house: Any,
     engine: type[Fragile],
     facts: dict[str, Any],
@@ -428,7 +428,7 @@ async def test_what_cannot_be_told_to_another_worker_stays_where_it_is(
     assert "stays broken" in caplog.text
 
 
-async def test_what_cannot_move_in_mid_answer_is_still_asked_again_before_it(house: Any) -> None:
+async def test_requests_that_cannot_be_continued_are_still_retried_before_output(house: Any) -> None:
     Fragile.facts = {"model_input": "text"}
     await workers(house, 2, (0, LOST))
 
@@ -476,7 +476,7 @@ async def test_an_answer_that_has_filled_the_context_is_ended(house: Any) -> Non
     assert (tokens(items), items[-1].finish_reason) == (answer(4), "length")
 
 
-async def test_an_answer_that_was_complete_is_not_gone_on_with(house: Any) -> None:
+async def test_a_complete_answer_does_not_migrate(house: Any) -> None:
     class Careless(Fragile):
         async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
             self.asked.append(request)
@@ -517,7 +517,7 @@ async def test_a_long_answer_is_not_kept_for_moving(
 # Waiting.
 
 
-async def test_it_waits_until_a_worker_is_there(house: Any) -> None:
+async def test_a_migration_waits_for_a_worker(house: Any) -> None:
     (only,) = await workers(house, 1, (3, LOST))
     stream = await house.ask(request())
     reading = asyncio.ensure_future(read(stream))
@@ -547,7 +547,7 @@ async def test_workers_of_another_model_by_that_name_do_not_go_on(make_house: Ca
 
 
 @pytest.mark.parametrize("after", [0, 2])
-async def test_it_waits_for_busy_workers_and_is_never_refused_for_load(house: Any, after: int) -> None:
+async def test_a_migration_waits_for_busy_workers_without_a_refusal(house: Any, after: int) -> None:
     busy, reading = await lost_beside_a_busy_worker(house, after)
 
     await busy.aclose()
@@ -555,7 +555,7 @@ async def test_it_waits_for_busy_workers_and_is_never_refused_for_load(house: An
     assert tokens(await reading) == answer(8)
 
 
-async def test_the_wait_has_an_end_and_the_client_gets_what_broke_its_answer(make_house: Callable[..., Any]) -> None:
+async def test_a_migration_wait_ends_with_the_original_error(make_house: Callable[..., Any]) -> None:
     house = make_house(deadlines=Deadlines(migration_wait=0.05))
     await workers(house, 1, (3, LOST))
 
@@ -566,7 +566,7 @@ async def test_the_wait_has_an_end_and_the_client_gets_what_broke_its_answer(mak
 
 
 @pytest.mark.parametrize("how", ["stops", "leaves", "leaves twice", "runs out of time"])
-async def test_a_client_that_gives_up_ends_the_wait(make_house: Callable[..., Any], how: str) -> None:
+async def test_a_client_that_gives_up_ends_the_migration_wait(make_house: Callable[..., Any], how: str) -> None:
     admission = Counting()
     total = 0.2 if how == "runs out of time" else 590
     house = make_house(admission=admission, deadlines=Deadlines(total=total))

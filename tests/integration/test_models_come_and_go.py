@@ -31,7 +31,7 @@ async def test_a_model_is_listed_while_at_least_one_worker_serves_it(house: Any)
     await house.until(lambda: not house.models.list())
 
 
-async def test_that_no_worker_has_registered_yet_is_said_only_until_one_has(house: Any) -> None:
+async def test_the_no_worker_yet_error_ends_with_the_first_worker(house: Any) -> None:
     await house.until(lambda: house.models.synced)
     with pytest.raises(Unavailable, match="no worker has registered yet"):
         house.model()
@@ -46,7 +46,7 @@ async def test_that_no_worker_has_registered_yet_is_said_only_until_one_has(hous
         house.model("another")
 
 
-async def test_frontend_whose_config_names_no_workers_is_ready_once_it_serves_a_model(house: Any) -> None:
+async def test_a_frontend_without_configured_workers_is_ready_with_its_first_model(house: Any) -> None:
     health = Health(Settings(), house.models)
     await house.until(lambda: house.models.synced)
     assert health.readiness() == (False, "no worker has registered yet")
@@ -60,9 +60,7 @@ async def test_frontend_whose_config_names_no_workers_is_ready_once_it_serves_a_
     )
 
 
-async def test_a_worker_whose_card_differs_from_the_models_is_left_out(
-    house: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_worker_with_a_conflicting_card_is_left_out(house: Any, caplog: pytest.LogCaptureFixture) -> None:
     await house.run(Plain, worker="w0")
     odd = house.worker(Longer, worker="w1")
 
@@ -86,7 +84,7 @@ async def test_the_files_of_a_model_come_from_its_worker(house: Any, tmp_path: P
     assert model.tokenizer.decode(model.tokenizer.encode("hello there")) == "hello there"
 
 
-async def test_a_worker_that_gives_other_bytes_than_its_card_says_is_not_taken_in(
+async def test_a_worker_whose_files_differ_from_its_card_is_left_out(
     house: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def lie(request: ModelFileRequest, ctx: ServedContext) -> AsyncGenerator[ModelFileChunk, None]:

@@ -72,7 +72,7 @@ def test_parsers_that_are_installed_can_be_named() -> None:
         ("tool_call_parser=", [f"{MODEL}.tool_call_parser", "must not be empty"]),
     ],
 )
-def test_a_parser_that_nobody_offers_stops_the_start_with_those_that_are_there(setting: str, words: list[str]) -> None:
+def test_an_unknown_parser_fails_the_start_with_the_known_ones(setting: str, words: list[str]) -> None:
     result = check(setting)
 
     assert result.exit_code == 2
@@ -93,7 +93,7 @@ async def test_a_models_parsers_are_those_that_its_worker_names(house: Any) -> N
     assert house.model().parsers == Parsers(HermesParser, Qwen3Parser)
 
 
-async def test_a_model_whose_parser_is_not_installed_is_not_served_and_the_log_says_why(
+async def test_a_model_with_a_missing_parser_is_not_served_and_logged(
     house: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = house.worker(Plain, tool_call_parser="morse", reasoning_parser="qwen3")
@@ -123,7 +123,7 @@ def candidates(*sets: str) -> Any:
     return find_candidates(loaded.settings, PluginLoader(loaded.plugin_files))
 
 
-async def test_a_worker_chooses_by_its_model_and_its_card_says_why(house: Any, folder: Path) -> None:
+async def test_a_worker_chooses_parsers_by_its_model_and_records_the_reason(house: Any, folder: Path) -> None:
     await house.run(Plain, model_path=str(folder), candidates=candidates())
 
     facts = house.model().card.runtime_config
@@ -194,7 +194,7 @@ async def test_a_description_that_cannot_be_followed_leaves_the_choice_to_the_ch
     assert "the model's response_template is not used for how it thinks: start_anchor: not one text" in caplog.text
 
 
-async def test_a_description_that_is_named_and_missing_is_told_where_the_model_is_loaded(
+async def test_a_missing_response_template_is_logged_at_model_load(
     house: Any, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = house.worker(Plain, model_path=str(folder), tool_call_parser="response_template")
@@ -206,7 +206,7 @@ async def test_a_description_that_is_named_and_missing_is_told_where_the_model_i
     assert "the model's tokenizer_config.json has no response_template that says how it calls tools" in caplog.text
 
 
-def test_the_check_says_that_the_folder_describes_its_format(folder: Path) -> None:
+def test_check_reports_a_response_template_as_the_source(folder: Path) -> None:
     describe(folder, RESPONSE_TEMPLATE)
 
     text = check(f"path={folder}").output
@@ -222,7 +222,7 @@ class Texts(Plain):
         return EngineConfig(model="m", model_input="text")
 
 
-async def test_an_engine_that_gives_text_gets_no_parsers(house: Any, folder: Path) -> None:
+async def test_a_text_engine_gets_no_parsers(house: Any, folder: Path) -> None:
     await house.run(Texts, model_path=str(folder), candidates=candidates())
 
     assert house.model().parsers == Parsers()
@@ -237,7 +237,7 @@ async def test_a_template_of_its_own_takes_the_place_of_the_folders(house: Any, 
     assert house.model().card.runtime_config.tool_call_parser == "mistral"
 
 
-def test_the_check_says_which_parsers_are_chosen_and_why(folder: Path) -> None:
+def test_check_reports_the_chosen_parsers_and_reasons(folder: Path) -> None:
     text = check(f"path={folder}", "reasoning_parser=none").output
     assert re.search(r"mock +tool_call_parser +hermes +its template has '<tool_call>' and '</tool_call>'", text)
     assert re.search(r"mock +reasoning_parser +none +it is switched off", text)
@@ -279,7 +279,7 @@ def test_parsers_that_the_config_names_for_a_worker_may_fit_the_model_of_another
     assert "mine" not in [cls.NAME for cls in found.reasoning]
 
 
-def test_a_worker_without_the_plugin_is_told_where_to_get_parsers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_the_parser_plugin_logs_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = PluginLoader()
     others = [entry for entry in loader.entries if entry.name != "auto"]
     monkeypatch.setattr(loader, "_entries", others)

@@ -265,7 +265,7 @@ async def test_the_decode_worker_is_linked_to_the_prefill_workers_span(house: An
     assert decoder.asked[0].migration_link == LINK
 
 
-async def test_routers_are_told_the_phase_and_hashes_are_made_once(
+async def test_routers_get_the_phase_and_hashes_are_computed_once(
     house: Any, tokens_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
@@ -329,9 +329,7 @@ async def test_engines_that_meet_elsewhere_are_asked_at_once_with_the_same_room(
     assert {first.routing.dp_rank for first in prefiller.asked} == {2, 3}
 
 
-async def test_a_prefill_worker_that_ends_a_little_later_is_not_told_that_the_request_was_given_up(
-    house: Any, tokens_of: Any
-) -> None:
+async def test_a_late_prefill_worker_is_not_cancelled(house: Any, tokens_of: Any) -> None:
     prefiller, _ = await pair(house, Meeting, waits="prefill")
     stream = await house.generate([1, 2])
     tokens = [token async for item in stream for token in item.token_ids]
@@ -352,9 +350,7 @@ async def test_a_prefill_worker_that_ends_a_little_later_is_not_told_that_the_re
     ("behaviour", "reason"),
     [("ends at once", "eos"), ("cancels", "cancelled"), ("stops without parameters", "stop")],
 )
-async def test_a_prefill_worker_that_finishes_the_request_itself_gives_the_answer(
-    house: Any, behaviour: str, reason: str
-) -> None:
+async def test_a_prefill_worker_may_give_the_whole_answer(house: Any, behaviour: str, reason: str) -> None:
     _, decoder = await pair(house, prefills=behaviour)
 
     stream = await house.generate([7, 8])
@@ -641,7 +637,7 @@ async def test_a_prefill_that_still_runs_is_stopped_when_its_client_leaves_befor
 
 
 @pytest.mark.parametrize("prefill", [Prefiller, Meeting])
-async def test_a_client_that_leaves_stops_whoever_works_for_it(
+async def test_a_client_disconnect_stops_both_workers(
     house: Any, prefill: type[Prefiller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynamo_runtime.dispatch.execution.prefill.SETTLE", 3600)
@@ -700,7 +696,7 @@ async def test_a_deadline_stops_both_workers_before_the_reader_has_closed_the_st
     await stream.aclose()
 
 
-async def test_what_is_still_cleaned_up_ends_with_the_pipeline(house: Any) -> None:
+async def test_pending_cleanups_end_with_the_pipeline(house: Any) -> None:
     _, decoder = await pair(house, waits="decode")
     router = house.model().groups["decode"].router
     route = router.route
@@ -735,7 +731,7 @@ async def test_prefill_workers_alone_make_no_model(house: Any) -> None:
     assert [list(house.models.missing_roles(name)) for name in ("m", "nobody")] == [["decode"], []]
 
 
-async def test_a_model_with_decode_workers_only_is_listed_and_says_what_is_missing(house: Any, tokens_of: Any) -> None:
+async def test_a_model_with_only_decode_workers_is_listed_as_incomplete(house: Any, tokens_of: Any) -> None:
     decode = await house.run(Decoder, disaggregation_mode=DECODE)
     worker = {"model": {"name": "m"}, "engine": {"use": "mocker"}}
     settings = Settings.model_validate({"workers": {"d": worker}})
@@ -769,7 +765,7 @@ async def test_a_model_with_decode_workers_only_is_listed_and_says_what_is_missi
     assert await tokens_of(await house.generate([3])) == [3]
 
 
-async def test_aggregated_workers_answer_while_the_other_way_is_not_whole(house: Any, tokens_of: Any) -> None:
+async def test_aggregated_workers_answer_while_a_role_is_missing(house: Any, tokens_of: Any) -> None:
     await house.run(Decoder, disaggregation_mode=DECODE)
     whole = await house.run(Whole, worker="w")
     await house.until(lambda: not house.model().missing_roles)
@@ -779,7 +775,7 @@ async def test_aggregated_workers_answer_while_the_other_way_is_not_whole(house:
     assert house.model().instance_count == 2
 
 
-async def test_requests_take_the_way_with_fewer_of_them_per_worker(house: Any) -> None:
+async def test_requests_take_the_less_loaded_plan(house: Any) -> None:
     _, decoder = await pair(house)
     whole = (await house.run(Whole, worker="w"))._engine
     await house.until(lambda: "aggregated" in house.model().groups)
@@ -795,7 +791,7 @@ async def test_requests_take_the_way_with_fewer_of_them_per_worker(house: Any) -
     assert counts == (3, 3)
 
 
-async def test_the_cards_say_what_a_worker_needs_and_whether_its_cache_can_be_asked_for(house: Any) -> None:
+async def test_cards_list_required_roles_and_the_local_indexer(house: Any) -> None:
     await pair(house)
     await house.run(Whole, worker="w")
     await house.until(lambda: "aggregated" in house.model().groups)
@@ -843,7 +839,7 @@ async def test_a_router_that_does_not_start_for_a_role_is_tried_again(
 # All ways through.
 
 
-async def test_admission_is_asked_once_for_all_pools_and_told_what_came_out(
+async def test_admission_is_asked_once_for_all_pools_and_gets_the_output_count(
     make_house: Callable[..., Any], tokens_of: Any
 ) -> None:
     admission = Counting()
@@ -872,7 +868,7 @@ CLIENTS = ("reads", "leaves while it asks", "leaves at once", "leaves after an i
 
 
 @pytest.mark.parametrize("prefill", [Prefiller, Meeting])
-async def test_nothing_is_kept_whichever_way_a_request_goes(
+async def test_no_state_is_left_after_any_outcome(
     make_house: Callable[..., Any], prefill: type[Prefiller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynamo_core.contracts.serving.STOP_GRACE", 0.01)

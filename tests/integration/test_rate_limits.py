@@ -61,7 +61,7 @@ class Client:
         return anthropic.RateLimitError if self.api == "messages" else openai.RateLimitError
 
 
-async def test_official_sdks_retry_after_the_time_that_they_are_told_and_are_let_in(serve: Serve) -> None:
+async def test_official_sdks_retry_after_the_given_time_and_succeed(serve: Serve) -> None:
     url = await serve("{use: rate-limit, requests_per_minute: 60, burst_requests: 1}")
     clients = [Client(api, url) for api in KEYS]
     try:

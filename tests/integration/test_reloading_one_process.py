@@ -109,7 +109,7 @@ async def test_a_key_that_was_taken_out_is_refused_at_once_and_a_new_one_taken(r
     ]
 
 
-async def test_a_dry_run_tells_origin_and_what_is_live_and_changes_nothing(running: Running) -> None:
+async def test_a_dry_run_lists_origins_and_live_keys_without_effect(running: Running) -> None:
     await running.start()
 
     status, report = await running.reload("?dry_run=1", keys=(0,), level="debug")
@@ -123,7 +123,7 @@ async def test_a_dry_run_tells_origin_and_what_is_live_and_changes_nothing(runni
     assert await running.ask(1) == 200
 
 
-async def test_what_needs_a_restart_is_told_as_one_list_and_nothing_is_applied(running: Running) -> None:
+async def test_changes_that_need_a_restart_are_listed_and_nothing_is_applied(running: Running) -> None:
     await running.start()
 
     status, report = await running.reload(replicas=2, router="round-robin", keys=(0,))
@@ -142,7 +142,7 @@ async def test_what_needs_a_restart_is_told_as_one_list_and_nothing_is_applied(r
         ({"frontend": ", tls: {cert: no.pem}"}, "config.yaml:2: frontend.tls.cert: no.pem cannot be read"),
     ],
 )
-async def test_a_wrong_file_is_told_with_its_line_and_nothing_is_applied(
+async def test_an_invalid_file_is_reported_with_its_line_and_nothing_is_applied(
     running: Running, parts: dict[str, Any], says: str
 ) -> None:
     await running.start()
@@ -210,7 +210,7 @@ async def test_the_log_level_changes(running: Running, caplog: pytest.LogCapture
     assert logging.getLogger().level == logging.INFO
 
 
-async def test_a_threshold_that_the_api_has_set_stands_and_the_file_counts_for_the_rest(running: Running) -> None:
+async def test_thresholds_set_by_the_api_survive_a_reload(running: Running) -> None:
     await running.start(admission="{use: token-capacity}")
     change = {"model": "m", "active_prefill_tokens_threshold": 10}
     assert (await running.admin_asks("POST", "/busy_threshold", body=change))[0] == 200
@@ -349,7 +349,7 @@ async def test_every_entry_of_a_list_of_admissions_takes_its_own(running: Runnin
     assert await running.ask() == 200
 
 
-async def test_an_engine_takes_what_it_declares(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_gets_its_declared_live_settings(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[float] = []
 
     async def reconfigure(self: MockerEngine, config: Any) -> None:

@@ -59,7 +59,7 @@ def watch(house: Any) -> Subscription:
     return subscription
 
 
-async def test_a_refusal_of_admission_is_told_with_its_reason(make_house: Any) -> None:
+async def test_a_refused_request_has_an_event_with_the_reason(make_house: Any) -> None:
     house = make_house(admission=Counting(limit=0))
     await house.run(Plain)
     subscription = watch(house)
@@ -73,7 +73,7 @@ async def test_a_refusal_of_admission_is_told_with_its_reason(make_house: Any) -
     assert (refused.error, refused.retry_after, refused.plugin) == ("ServiceOverloaded", 7, "counting")
 
 
-async def test_a_refusal_before_any_work_is_told_of_the_request_that_is_handled(make_house: Any) -> None:
+async def test_a_precheck_refusal_is_an_event_of_its_request(make_house: Any) -> None:
     class Closed(Counting):
         def precheck(self, *_: object) -> None:
             raise ServiceOverloaded(retry_after=3)
@@ -96,7 +96,7 @@ class RequestScopes(RequestScope):
         super().__init__(request_id, None)
 
 
-async def test_a_worker_that_refuses_is_told_of_and_so_is_the_next_one(make_house: Any, tokens_of: Any) -> None:
+async def test_attempts_at_refusing_and_next_workers_are_events(make_house: Any, tokens_of: Any) -> None:
     house = make_house()
     full = await house.run(Holding, limits=FULL)
     holding = await house.begun([1])
@@ -117,7 +117,7 @@ async def test_a_worker_that_refuses_is_told_of_and_so_is_the_next_one(make_hous
     assert again.request_id == refused.request_id
 
 
-async def test_a_request_that_moves_is_told_of_with_what_it_left(make_house: Any, tokens_of: Any) -> None:
+async def test_a_migration_event_has_the_abandoned_worker(make_house: Any, tokens_of: Any) -> None:
     house = make_house()
     for _ in range(2):
         await house.run(Mortal, migration_limit=3)
@@ -151,7 +151,7 @@ async def test_a_request_of_two_hops_is_routed_in_both_roles(house: Any, tokens_
     assert len({event.attempt_id for event in routed}) == 2
 
 
-async def test_what_is_admitted_as_a_whole_is_told_once(house: Any, tokens_of: Any) -> None:
+async def test_a_request_admitted_as_a_whole_has_one_event(house: Any, tokens_of: Any) -> None:
     await house.run(Plain)
     subscription = watch(house)
     request = PreprocessedRequest(model="m", token_ids=[1])

@@ -150,7 +150,7 @@ async def test_prompts_that_share_nothing_are_spread(make_house: MakeHouse) -> N
     assert_nothing_is_counted(house.tracker)
 
 
-async def test_a_router_that_comes_later_learns_what_workers_hold_while_it_routes(make_house: MakeHouse) -> None:
+async def test_a_later_router_learns_cached_blocks_while_routing(make_house: MakeHouse) -> None:
     house, router, _ = await a_house_of(make_house, 2, TwoRanks)
     await answer(house, request(PROMPT))
     await house.eventually(lambda: max(overlaps(router, PROMPT)) == 10)
@@ -169,7 +169,7 @@ async def test_a_router_that_comes_later_learns_what_workers_hold_while_it_route
         await later.aclose()
 
 
-async def test_a_worker_that_has_gone_is_not_remembered(make_house: MakeHouse) -> None:
+async def test_a_removed_worker_is_forgotten(make_house: MakeHouse) -> None:
     house, router, (_, second) = await a_house_of(make_house, 2)
     await answer(house, request(PROMPT, backend_instance_id=second.instance.instance_id))
     await house.eventually(lambda: overlaps(router, PROMPT) == [0, 10])
@@ -202,7 +202,7 @@ async def test_events_that_were_lost_are_asked_for(make_house: MakeHouse, monkey
     assert gaps['dynamo_component_kv_cache_event_warnings{warning_kind="gap"}'] == 1
 
 
-async def test_what_a_worker_told_before_its_events_were_heard_is_asked_for_without_a_further_event(
+async def test_missed_early_events_are_fetched_without_a_new_event(
     make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(router_module, "SECOND_LOOK", 3600.0)
@@ -246,7 +246,7 @@ async def test_under_another_adapter_or_salt_nothing_is_found(make_house: MakeHo
     assert (await answer(house, request([*PROMPT, 1], cache_salt="a")))[1] == 40
 
 
-async def test_of_two_halves_the_prompt_goes_by_the_cache_and_the_answer_by_load(make_house: MakeHouse) -> None:
+async def test_prefill_is_routed_by_cache_and_decode_by_load(make_house: MakeHouse) -> None:
     routers = Routers()
     house = make_house(router=routers)
     for mode in (DisaggregationMode.PREFILL, DisaggregationMode.DECODE):
@@ -274,7 +274,7 @@ async def test_of_two_halves_the_prompt_goes_by_the_cache_and_the_answer_by_load
     assert_nothing_is_counted(house.tracker)
 
 
-async def test_what_a_request_asks_of_the_router_is_done(make_house: MakeHouse) -> None:
+async def test_router_overrides_of_a_request_are_honoured(make_house: MakeHouse) -> None:
     house, router, workers = await a_house_of(make_house, 3)
     first, second, third = (worker.instance.instance_id for worker in workers)
     await answer(house, request(PROMPT, backend_instance_id=first))
@@ -301,7 +301,7 @@ async def test_a_token_that_is_none_is_the_callers_fault(make_house: MakeHouse) 
     assert_nothing_is_counted(house.tracker)
 
 
-async def test_without_events_it_goes_by_where_prompts_went(make_house: MakeHouse) -> None:
+async def test_without_kv_events_routing_uses_past_prompts(make_house: MakeHouse) -> None:
     house, router, _ = await a_house_of(make_house, 3, kv_events=False, ttl_secs=0.6)
 
     first, _ = await answer(house, request(PROMPT))
@@ -311,7 +311,7 @@ async def test_without_events_it_goes_by_where_prompts_went(make_house: MakeHous
     await house.eventually(lambda: overlaps(router, PROMPT) == [0, 0, 0])
 
 
-async def test_if_nobody_tells_of_caches_though_prompts_come_an_alarm_is_raised(
+async def test_missing_kv_events_raise_an_alarm(
     make_house: MakeHouse, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(router_module, "TICK", 0.01)
@@ -379,7 +379,7 @@ async def test_with_a_threshold_requests_wait_while_all_workers_have_too_much_to
     assert f"dynamo_frontend_router_queue_pending_requests{{{labels}}} 0.0" in text
 
 
-async def test_who_waits_too_long_for_room_is_refused(make_house: MakeHouse) -> None:
+async def test_a_request_over_the_queue_timeout_is_refused(make_house: MakeHouse) -> None:
     house = make_house(router=Routers(queue_threshold=0.0, queue_timeout=0.01), deadlines=Deadlines(migration_wait=0))
     worker = await house.run(Slow)
     reservation = other_load(house, worker, 10)

@@ -144,7 +144,7 @@ async def test_router_admission_and_record_see_user_session_tenant_and_headers(
     assert [word for word in SAID if word in shown] == []
 
 
-async def test_nothing_of_it_leaves_the_frontend_by_default(serve: Serve, noted: Any) -> None:
+async def test_identity_is_not_sent_to_workers_by_default(serve: Serve, noted: Any) -> None:
     async with client(await serve(NAMED)) as sdk:
         await sdk.chat.completions.create(model="m", messages=HI, user="mallory", extra_headers=HEADERS)
 
@@ -152,7 +152,7 @@ async def test_nothing_of_it_leaves_the_frontend_by_default(serve: Serve, noted:
     assert request.routing is None
 
 
-async def test_workers_are_told_where_the_config_says_so(serve: Serve, noted: Any) -> None:
+async def test_identity_is_sent_to_workers_if_configured(serve: Serve, noted: Any) -> None:
     async with client(await serve(f"{NAMED}, forward_identity: true")) as sdk:
         await sdk.completions.create(model="m", prompt="Hi", user="mallory", extra_headers=HEADERS)
 
@@ -161,7 +161,7 @@ async def test_workers_are_told_where_the_config_says_so(serve: Serve, noted: An
     assert hints.headers == {"x-team": "purple-team"}
 
 
-async def test_headers_that_the_config_does_not_name_are_seen_by_no_plugin(serve: Serve, noted: Any) -> None:
+async def test_unnamed_headers_reach_no_plugin(serve: Serve, noted: Any) -> None:
     async with client(await serve("")) as sdk:
         await sdk.chat.completions.create(model="m", messages=HI, extra_headers=HEADERS)
 

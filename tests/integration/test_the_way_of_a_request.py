@@ -234,7 +234,7 @@ async def test_an_engine_that_does_not_stop_is_cancelled_after_the_grace(
 
 
 @pytest.mark.parametrize(("engine", "error"), [(Breaking, BackendError.Unknown), (Unfinished, StreamIncomplete)])
-async def test_a_stream_that_breaks_gives_its_tokens_and_then_the_error(
+async def test_a_broken_stream_gives_its_tokens_then_the_error(
     house: Any, engine: type[Engine], error: type[Exception]
 ) -> None:
     await house.run(engine)
@@ -248,7 +248,7 @@ async def test_a_stream_that_breaks_gives_its_tokens_and_then_the_error(
     assert first.token_ids == [1]
 
 
-async def test_nothing_is_taken_after_the_terminal_in_service(
+async def test_items_after_the_terminal_are_ignored(
     house: Any, tokens_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_STREAM_VALIDATOR", "0")
@@ -266,7 +266,7 @@ async def test_an_engine_that_goes_on_after_its_terminal_fails_loudly_in_develop
         await tokens_of(await house.generate([1]))
 
 
-async def test_a_model_nobody_serves_is_not_found_beside_others_and_unavailable_without(house: Any) -> None:
+async def test_an_unserved_model_is_not_found_or_unavailable_without_any(house: Any) -> None:
     with pytest.raises(Unavailable):
         house.model("m")
     await house.run(Echo)
@@ -275,7 +275,7 @@ async def test_a_model_nobody_serves_is_not_found_beside_others_and_unavailable_
         house.model("other")
 
 
-async def test_a_stopped_worker_is_gone_before_its_engine_is_cleaned_up(house: Any) -> None:
+async def test_a_stopped_worker_is_unregistered_before_its_engines_cleanup(house: Any) -> None:
     worker = await house.run(Echo)
 
     await worker.stop()
@@ -292,7 +292,7 @@ async def test_a_stopped_worker_is_gone_before_its_engine_is_cleaned_up(house: A
     assert [name for name in names if "instance" in name] == ["dynamo_instance_added", "dynamo_instance_removed"]
 
 
-async def test_stopping_a_worker_lets_running_requests_finish(house: Any) -> None:
+async def test_stopping_a_worker_finishes_running_requests(house: Any) -> None:
     worker = await house.run(Endless, limits=WorkerLimits(grace_period=0, drain_timeout=5))
     ctx = EngineContext("r")
     stream = await house.begun([1], ctx=ctx)
@@ -325,7 +325,7 @@ async def test_a_worker_at_capacity_refuses_and_the_next_one_serves(house: Any, 
     }
 
 
-async def test_a_request_that_leaves_the_queue_gives_its_place_back(house: Any) -> None:
+async def test_a_request_that_leaves_the_queue_frees_its_place(house: Any) -> None:
     limits = WorkerLimits(engine_requests=1, queued_requests=1, grace_period=0, drain_timeout=1)
     await house.run(Endless, limits=limits)
     running = await house.generate([1])
@@ -384,7 +384,7 @@ async def test_admission_is_given_its_permit_back_once_with_the_tokens_that_came
     assert (admission.given, admission.back) == (1, [3])
 
 
-async def test_a_request_that_no_worker_takes_gives_its_permit_back(make_house: Callable[..., Any]) -> None:
+async def test_a_request_refused_by_all_workers_releases_its_permit(make_house: Callable[..., Any]) -> None:
     admission = Counting()
     house = make_house(admission=admission)
     limits = WorkerLimits(engine_requests=1, queued_requests=0, grace_period=0, drain_timeout=1)
@@ -414,7 +414,7 @@ async def test_a_reader_that_does_not_come_back_makes_the_engine_wait(house: Any
     assert worker._engine.running == 0
 
 
-async def test_on_ready_is_called_once_for_all_that_arrived_in_a_turn(house: Any) -> None:
+async def test_on_ready_is_called_once_per_turn(house: Any) -> None:
     await house.run(Echo)
     stream = await house.generate([1, 2, 3])
     taken: list[list[int]] = []

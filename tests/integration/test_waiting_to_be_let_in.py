@@ -69,7 +69,7 @@ async def asking(make_house: Callable[..., Any]) -> AsyncIterator[Asking]:
     await admission.aclose()
 
 
-async def test_one_that_leaves_the_queue_leaves_nothing_and_the_next_is_served(asking: Asking) -> None:
+async def test_a_request_that_leaves_the_queue_lets_the_next_be_served(asking: Asking) -> None:
     first, second, third = (asyncio.create_task(asking.ask(number)) for number in (1, 2, 3))
     await asking.waiting(3)
     second.cancel()
@@ -82,7 +82,7 @@ async def test_one_that_leaves_the_queue_leaves_nothing_and_the_next_is_served(a
     assert asking.admission.held == 0
 
 
-async def test_a_failure_gives_the_place_to_the_next(asking: Asking) -> None:
+async def test_a_failed_request_frees_its_place_for_the_next(asking: Asking) -> None:
     first, second = (asyncio.create_task(asking.ask(number)) for number in (13, 2))
     await asking.waiting(2)
     Gated.gate.release()

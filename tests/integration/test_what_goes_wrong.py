@@ -83,7 +83,7 @@ async def test_an_engine_that_never_waits_does_not_stop_the_others(house: Any) -
         await stream.aclose()
 
 
-async def test_what_an_engine_gives_before_anybody_reads_is_bounded(house: Any) -> None:
+async def test_unread_engine_output_is_bounded(house: Any) -> None:
     await house.run(Greedy)
 
     stream = await house.generate([1])
@@ -140,7 +140,7 @@ async def test_a_worker_that_leaves_while_the_router_thinks_is_passed_over(house
     assert await tokens_of(await asking) == [7]
 
 
-async def test_a_worker_left_out_takes_over_when_the_others_are_gone(house: Any) -> None:
+async def test_an_excluded_worker_takes_over_when_the_others_leave(house: Any) -> None:
     first = await house.run(Plain, worker="w0")
     other = house.worker(Longer, worker="w1")
     await other.start()
@@ -233,7 +233,7 @@ async def test_stopping_a_request_that_is_paused_ends_it(house: Any) -> None:
     assert reasons[-1] == "cancelled"
 
 
-async def test_a_request_that_was_stopped_before_it_queued_gives_its_place_back(house: Any) -> None:
+async def test_a_request_stopped_before_queueing_frees_its_place(house: Any) -> None:
     limits = WorkerLimits(engine_requests=1, queued_requests=1, grace_period=0, drain_timeout=1)
     worker = await house.run(Waiting, limits=limits)
     running = await house.generate([1])
@@ -250,7 +250,7 @@ async def test_a_request_that_was_stopped_before_it_queued_gives_its_place_back(
     await running.aclose()
 
 
-async def test_a_stop_callback_of_an_engine_that_fails_disturbs_nobody(house: Any) -> None:
+async def test_a_failing_stop_callback_disturbs_no_other_request(house: Any) -> None:
     class Careless(Plain):
         def stumble(self) -> None:
             raise ZeroDivisionError

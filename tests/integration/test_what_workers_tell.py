@@ -85,9 +85,7 @@ async def ask(house: Any, prompt: list[int], tokens_of: Any) -> None:
     await tokens_of(await house.ask(request))
 
 
-async def test_a_subscriber_sees_blocks_come_and_go_with_the_workers_id_and_no_number_missing(
-    house: Any, tokens_of: Any
-) -> None:
+async def test_a_subscriber_gets_all_kv_events_with_the_workers_id(house: Any, tokens_of: Any) -> None:
     async with subscribed(house, KV_EVENTS, RouterEvent) as told:
         worker = await house.run(SmallMocker)
         assert worker.instance is not None
@@ -121,7 +119,7 @@ class StuckMocker(MockerEngine):
         super().__init__(MockerConfig(block_size=4, data_parallel_size=2, fixed_itl_ms=3_600_000), worker)
 
 
-async def test_a_subscriber_sees_the_load_rise_and_come_back_to_nothing(house: Any) -> None:
+async def test_a_subscriber_sees_the_load_rise_and_return_to_zero(house: Any) -> None:
     async with subscribed(house, KV_METRICS, ActiveLoad) as told:
         worker = await house.run(StuckMocker)
         assert worker.instance is not None
@@ -166,7 +164,7 @@ async def test_events_of_one_turn_travel_together_in_messages_of_bounded_size(ho
     assert [item.event.event_id for item in told.items[:-2]] == [*range(publishers.MAX_BATCH + 3)]
 
 
-async def test_what_is_told_last_is_sent_before_the_publisher_closes(house: Any) -> None:
+async def test_the_last_events_are_sent_before_the_publisher_closes(house: Any) -> None:
     async with subscribed(house, KV_EVENTS, RouterEvent) as told:
         worker = await house.run(Teller)
         Teller.tell(KvEvent(0, KvRemoved([1])))

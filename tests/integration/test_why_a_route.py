@@ -68,7 +68,7 @@ async def test_the_rank_that_holds_the_prompt_is_the_best(make_house: MakeHouse)
     assert {rank.state for rank in view.ranks} == {"free"}
 
 
-async def test_workers_that_may_not_be_chosen_are_shown_as_what_they_are(make_house: MakeHouse) -> None:
+async def test_explain_shows_ineligible_workers_with_their_state(make_house: MakeHouse) -> None:
     house = make_house(router=kv)
     for _ in range(2):
         await house.run(Mocker)

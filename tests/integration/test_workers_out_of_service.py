@@ -129,7 +129,7 @@ async def test_a_running_request_goes_on_and_new_ones_go_elsewhere(house: Any, s
     assert report == WorkerStateReport(state, 0, True)
 
 
-async def test_a_model_whose_workers_are_all_cordoned_is_still_there(house: Any) -> None:
+async def test_a_model_with_only_cordoned_workers_stays_listed(house: Any) -> None:
     (worker,) = await workers(house, "one")
     await tell(house, worker, CORDONED)
 
@@ -139,7 +139,7 @@ async def test_a_model_whose_workers_are_all_cordoned_is_still_there(house: Any)
 
 
 @pytest.mark.parametrize("closed", ["aggregated", "prefill", "decode"])
-async def test_a_request_takes_the_plan_whose_workers_are_in_service(house: Any, closed: str) -> None:
+async def test_a_request_takes_the_plan_with_workers_in_service(house: Any, closed: str) -> None:
     engines = {
         "aggregated": (await workers(house, "whole"))[0],
         "prefill": (await workers(house, "p", disaggregation_mode=PREFILL))[0],
@@ -159,7 +159,7 @@ async def test_a_request_takes_the_plan_whose_workers_are_in_service(house: Any,
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
-async def test_a_pair_without_a_half_in_service_says_which(house: Any, role: str) -> None:
+async def test_a_pair_names_the_role_without_workers_in_service(house: Any, role: str) -> None:
     pair = {
         "prefill": (await workers(house, "p", disaggregation_mode=PREFILL))[0],
         "decode": (await workers(house, "d", disaggregation_mode=DECODE))[0],
@@ -221,7 +221,7 @@ async def test_a_request_that_waits_for_a_decode_worker_is_not_given_to_one_out_
     assert (ended, tokens, engine_of(cordoned).asked) == ([8], [1, 2], 0)
 
 
-async def test_a_request_that_waits_for_a_decode_worker_is_told_when_none_is_left_in_service(house: Any) -> None:
+async def test_a_request_waiting_for_decode_fails_when_none_is_left_in_service(house: Any) -> None:
     full, _, waiting, running = await busy_pair(house)
 
     await tell(house, full, DRAINING)
@@ -232,7 +232,7 @@ async def test_a_request_that_waits_for_a_decode_worker_is_told_when_none_is_lef
     assert await rest(running) == [8]
 
 
-async def test_an_answer_that_looks_for_another_worker_waits_until_one_is_back_in_service(
+async def test_a_migration_waits_for_a_worker_back_in_service(
     make_house: Callable[..., Any],
 ) -> None:
     house = make_house(deadlines=Deadlines(migration_wait=30))
@@ -284,7 +284,7 @@ class Mocker(MockerEngine):
         super().__init__(MockerConfig(block_size=4, num_gpu_blocks=64, speedup_ratio=0), worker)
 
 
-async def test_a_router_by_caches_keeps_what_it_knows_of_a_worker_out_of_service(
+async def test_the_kv_router_keeps_the_blocks_of_a_worker_out_of_service(
     make_house: Callable[..., Any],
 ) -> None:
     house = make_house(router=lambda services: KvRouter(KvConfig(seed=1), services))

@@ -56,7 +56,7 @@ def named_by(table: str) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_promise_names_what_shows_it(table: str) -> None:
+def test_every_promise_names_its_test(table: str) -> None:
     shown = [row[-1] for row in rows(table)]
     if table == "backend-common":
         shown = [cell for cell in shown if not re.search(OTHERWISE, cell)]
@@ -80,7 +80,7 @@ def test_every_test_that_is_named_is_there(table: str) -> None:
     assert missing == []
 
 
-def test_what_the_page_on_transports_promises_is_what_the_table_shows() -> None:
+def test_promises_of_the_transports_page_match_the_table() -> None:
     page = (ROOT / "docs" / "reference" / "transports.md").read_text()
     tables = re.findall(r"^\| What happens \| What is promised \|\n.*\n((?:\|.*\n)+)", page, re.MULTILINE)
     promised = [line.strip("| ").split(" | ")[0] for table in tables for line in table.splitlines()]
@@ -92,8 +92,8 @@ def test_no_test_of_request_rejection_is_left_out() -> None:
     file = "test_request_rejection.py"
     tests = set(re.findall(r"^def (test_\w+)\(", TESTS[file].read_text(), re.MULTILINE))
     beyond = {
-        "test_all_answers_of_one_request_are_let_in_together",
-        "test_what_is_left_out_stays_and_null_switches_off",
+        "test_all_choices_of_one_request_are_admitted_together",
+        "test_absent_thresholds_stay_and_null_switches_off",
     }
 
     assert {(file, test) for test in tests - beyond} <= named_by("request-rejection")

@@ -92,5 +92,5 @@ def test_the_check_shows_the_forms_that_a_template_reads() -> None:
 
 @needs_library
 @pytest.mark.full
-def test_the_records_are_what_the_library_makes() -> None:
+def test_the_recorded_prompts_equal_the_librarys() -> None:
     assert recorded() == DIGESTS

@@ -93,7 +93,7 @@ def test_core_brings_at_most_nine_distributions() -> None:
     assert len(brought("dynamo-core")) <= 9, brought("dynamo-core")
 
 
-def test_every_public_name_of_core_can_be_had_without_what_serves(alone: Path) -> None:
+def test_every_public_name_of_core_imports_with_core_alone(alone: Path) -> None:
     assert run(alone, EVERY_NAME) == ""
 
 

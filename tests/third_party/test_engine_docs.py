@@ -187,7 +187,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.timeout(300)
-def test_whoever_follows_the_page_gets_what_it_shows(reader: Reader) -> None:
+def test_following_the_page_gives_its_output(reader: Reader) -> None:
     for step in steps():
         if step.kind == "file":
             reader.write(step.path, step.text)

@@ -138,9 +138,7 @@ def test_the_tutorials_config_picks_its_engine_and_sets_its_key(tutorial: Path) 
     ]
 
 
-def test_the_listening_plugin_of_the_page_counts_requests_and_says_so(
-    tutorial: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_pages_listener_plugin_counts_and_logs_requests(tutorial: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Record:
         status = "success"
 

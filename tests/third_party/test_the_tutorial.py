@@ -44,7 +44,7 @@ def test_the_page_has_three_files_of_less_than_sixty_lines() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_of_the_framework_a_file_imports_only_the_top(name: str) -> None:
+def test_files_of_the_tutorial_import_only_dynamo_core(name: str) -> None:
     modules = {node.module for node in ast.walk(ast.parse(FILES[name])) if isinstance(node, ast.ImportFrom)}
 
     assert {module for module in modules if module and module.startswith("dynamo")} == {"dynamo_core"}
@@ -74,7 +74,7 @@ def test_each_plugin_keeps_its_contract(folder: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_the_commands_of_the_page_show_what_the_page_shows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_give_its_output(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     loop, fifth, totals = (command for command in COMMANDS if "curl" in command)
     server = Server(None, folder, "--config", "serve.yaml")

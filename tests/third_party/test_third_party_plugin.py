@@ -135,7 +135,7 @@ def serving(installed: Installed, deadline: float) -> Iterator[tuple[str, subpro
         process.wait(10)
 
 
-def test_what_runs_is_what_was_installed_and_not_this_tree(installed: Installed) -> None:
+def test_the_installed_packages_run_and_not_this_tree(installed: Installed) -> None:
     program = "import dynamo_core, dynamo_plugin_engine_parrot as p; print(dynamo_core.__file__); print(p.__file__)"
 
     for path in installed.run("python", "-c", program).splitlines():

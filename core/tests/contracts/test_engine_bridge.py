@@ -55,7 +55,7 @@ async def test_an_object_with_three_methods_is_an_engine() -> None:
     assert foreign.started_as is None
 
 
-async def test_what_it_does_not_have_does_what_the_contract_says() -> None:
+async def test_missing_methods_default_to_the_contract() -> None:
     engine = as_engine(Foreign(), WORKER)
 
     await engine.abort(EngineContext("r"))

@@ -48,13 +48,13 @@ NAMED = [
 ]
 
 
-def test_every_public_name_can_be_had_from_the_package() -> None:
+def test_every_public_name_is_importable_from_the_package() -> None:
     for name in dynamo_core.__all__:
         assert getattr(dynamo_core, name) is not None
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_what_an_engine_is_written_with_is_public(name: str) -> None:
+def test_names_for_writing_an_engine_are_public(name: str) -> None:
     assert name in dynamo_core.__all__
 
 
@@ -84,7 +84,7 @@ def test_an_unknown_mode_is_refused_with_the_known_ones(text: str) -> None:
     assert str(caught.value) == f"unknown disaggregation mode '{text}' (expected one of: agg, prefill, decode)"
 
 
-def test_a_worker_config_that_says_nothing_has_the_documented_defaults() -> None:
+def test_an_empty_worker_config_has_the_documented_defaults() -> None:
     config = WorkerConfig()
 
     assert (config.namespace, config.component, config.endpoint) == ("dynamo", "backend", "generate")
@@ -127,7 +127,7 @@ def test_a_reason_that_engines_call_abort_is_cancelled() -> None:
     assert msgspec.to_builtins(read) == {"finish_reason": "cancelled"}
 
 
-def test_wishes_about_routing_travel_and_are_left_out_where_there_are_none() -> None:
+def test_routing_hints_are_encoded_and_omitted_if_absent() -> None:
     request = PreprocessedRequest(
         token_ids=[1],
         routing=RoutingHints(strict_priority=2, priority_jump=0.5),
@@ -140,7 +140,7 @@ def test_wishes_about_routing_travel_and_are_left_out_where_there_are_none() -> 
     assert "router_config_override" not in msgspec.to_builtins(PreprocessedRequest(token_ids=[1]))
 
 
-def test_stopping_a_request_stops_what_an_engine_linked_to_it() -> None:
+def test_stopping_a_request_stops_its_linked_children() -> None:
     parent, child, late = EngineContext("r"), EngineContext("child"), EngineContext("late")
     ctx = GenerateContext(parent)
 
@@ -153,7 +153,7 @@ def test_stopping_a_request_stops_what_an_engine_linked_to_it() -> None:
     assert not child.is_killed()
 
 
-def test_both_contexts_answer_the_same_calls() -> None:
+def test_both_contexts_have_the_same_methods() -> None:
     calls = {name for name in vars(EngineContext) if not name.startswith("_")} - {"coalesce", "root_id"}
 
     assert calls <= {name for name in dir(GenerateContext) if not name.startswith("_")}

@@ -20,7 +20,7 @@ def first_cells(heading: str) -> list[str]:
     return [line.strip("| ").split(" | ")[0] for line in lines]
 
 
-def test_every_kind_of_an_engines_error_has_a_row() -> None:
+def test_every_engine_error_has_a_row() -> None:
     kinds = [name for name, value in vars(BackendError).items() if isinstance(value, type)]
 
     assert [cell.strip("`") for cell in first_cells("Errors")] == kinds
@@ -38,6 +38,6 @@ def test_every_group_of_the_request_is_public(name: str) -> None:
     assert hasattr(dynamo_core, name)
 
 
-def test_the_switch_of_the_stream_checks_is_told_with_what_it_checks() -> None:
+def test_the_page_describes_the_stream_validator_switch() -> None:
     for word in ("serve --dev", "DYN_STREAM_VALIDATOR=1", "DYN_STREAM_VALIDATOR=0", "after the terminal"):
         assert word in PAGE

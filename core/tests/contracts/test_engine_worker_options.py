@@ -34,13 +34,13 @@ from runtime.tests.worker.engines import Plain
         (WorkerConfig(disaggregation_mode=DisaggregationMode.DECODE), False),
     ],
 )
-def test_the_card_says_whether_the_worker_can_be_asked_what_it_holds(config: WorkerConfig, indexed: bool) -> None:
+def test_the_card_says_whether_the_worker_has_a_local_indexer(config: WorkerConfig, indexed: bool) -> None:
     card = make_card(1, config, EngineConfig(model="m"), [])
 
     assert card.runtime_config.enable_local_indexer is indexed
 
 
-def test_a_template_of_its_own_takes_the_place_of_the_folders(tmp_path: Path) -> None:
+def test_a_configured_template_replaces_the_folders_template(tmp_path: Path) -> None:
     (tmp_path / TOKENIZER).write_text("{}")
     (tmp_path / CHAT_TEMPLATE).write_text("the folder's")
     (tmp_path / "own.jinja").write_text("my own")
@@ -52,7 +52,7 @@ def test_a_template_of_its_own_takes_the_place_of_the_folders(tmp_path: Path) ->
     assert own == plain | {CHAT_TEMPLATE: b"my own"}
 
 
-def test_a_template_alone_leaves_the_byte_tokenizer(tmp_path: Path) -> None:
+def test_a_template_without_a_folder_keeps_the_byte_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "own.jinja").write_text("my own")
 
     files = read_files(WorkerConfig(custom_jinja_template=str(tmp_path / "own.jinja")))
@@ -63,7 +63,7 @@ def test_a_template_alone_leaves_the_byte_tokenizer(tmp_path: Path) -> None:
     assert [file.name for file in card.files] == [CHAT_TEMPLATE]
 
 
-def test_workers_with_different_templates_do_not_serve_one_model() -> None:
+def test_workers_with_different_templates_are_different_models() -> None:
     def listing(text: bytes) -> list[ModelFile]:
         return ModelFiles({CHAT_TEMPLATE: text}).listing()
 
@@ -75,7 +75,7 @@ def test_workers_with_different_templates_do_not_serve_one_model() -> None:
     assert one.checksum != other.checksum
 
 
-def test_a_template_that_is_not_there_is_a_mistake_of_the_set_up(tmp_path: Path) -> None:
+def test_a_missing_template_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"chat template .*/none.jinja does not exist; set model.custom_jinja_template"
     ):
@@ -98,7 +98,7 @@ class Telling(Plain):
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-async def test_an_engine_is_asked_about_its_cache_only_if_others_may_route_by_it(wanted: bool) -> None:
+async def test_kv_event_sources_are_requested_only_if_routers_use_them(wanted: bool) -> None:
     engine = Telling(PluginConfig(), WorkerConfig())
     nothing: Any = None  # a plane and a lease: nobody publishes where there are no sources
 

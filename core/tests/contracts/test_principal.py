@@ -8,7 +8,7 @@ WORDS = st.text(max_size=10)
 
 
 @given(WORDS, WORDS, WORDS, WORDS)
-def test_what_a_request_says_of_itself_stands_before_what_was_known(
+def test_the_user_and_session_of_a_request_override_known_ones(
     user: str, session: str, new_user: str, new_session: str
 ) -> None:
     known = Principal(key_id="k", tenant="t", user=user, session=session, headers={"x-team": "a"})
@@ -19,21 +19,21 @@ def test_what_a_request_says_of_itself_stands_before_what_was_known(
     assert (asking.key_id, asking.tenant, asking.headers) == ("k", "t", {"x-team": "a"})
 
 
-def test_a_request_that_says_nothing_new_costs_no_copy() -> None:
+def test_a_request_without_new_identity_makes_no_copy() -> None:
     known = Principal(user="u", session="s")
 
     assert known.asking() is known
     assert known.asking(user="u", session="s") is known
 
 
-def test_a_repr_leaves_out_what_the_client_says_of_itself() -> None:
+def test_repr_omits_client_supplied_identity() -> None:
     shown = repr(Principal(key_id="k", tenant="t", user="mallory", session="dark", headers={"x-team": "secret"}))
 
     assert "tenant='t'" in shown
     assert not any(word in shown for word in ("mallory", "dark", "secret", "x-team"))
 
 
-def test_a_principal_can_be_a_key_whatever_its_headers() -> None:
+def test_a_principal_is_hashable_with_any_headers() -> None:
     assert len({Principal(headers={"x": "1"}), Principal(headers={"x": "2"}), Principal()}) == 3
 
 

@@ -8,7 +8,7 @@ from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.context import EngineContext, GenerateContext
 
 
-def test_the_attempt_has_the_requests_id_unless_it_has_its_own() -> None:
+def test_the_attempt_id_defaults_to_the_request_id() -> None:
     assert EngineContext("r").attempt_id == "r"
     assert EngineContext("r", attempt_id="r-2").attempt_id == "r-2"
 
@@ -22,7 +22,7 @@ def test_metadata_is_a_copy() -> None:
     assert context.metadata == {"traceparent": "x"}
 
 
-def test_stopping_is_not_killing_but_killing_is_stopping() -> None:
+def test_stop_does_not_kill_but_kill_stops() -> None:
     stopped, killed = EngineContext("a"), EngineContext("b")
 
     stopped.stop_generating()
@@ -42,7 +42,7 @@ def test_a_stopped_context_can_still_be_killed() -> None:
 
 
 @pytest.mark.parametrize("end", [EngineContext.stop_generating, EngineContext.kill])
-async def test_who_waits_for_the_stop_is_woken_however_it_comes(end: Callable[[EngineContext], None]) -> None:
+async def test_stop_waiters_wake_on_stop_and_kill(end: Callable[[EngineContext], None]) -> None:
     context = EngineContext("r")
     waiters = [asyncio.ensure_future(context.stopped()) for _ in range(2)]
     await asyncio.sleep(0)
@@ -54,7 +54,7 @@ async def test_who_waits_for_the_stop_is_woken_however_it_comes(end: Callable[[E
     await asyncio.wait_for(context.stopped(), 5)
 
 
-async def test_who_waits_for_the_kill_is_not_woken_by_a_stop() -> None:
+async def test_kill_waiters_ignore_a_stop() -> None:
     context = EngineContext("r")
     waiter = asyncio.ensure_future(context.killed())
     await asyncio.sleep(0)
@@ -68,7 +68,7 @@ async def test_who_waits_for_the_kill_is_not_woken_by_a_stop() -> None:
     await asyncio.wait_for(context.killed(), 5)
 
 
-def test_callbacks_run_once_in_order() -> None:
+def test_stop_callbacks_run_once_in_order() -> None:
     context = EngineContext("r")
     calls: list[str] = []
     context.on_stop(lambda: calls.append("a"))
@@ -81,7 +81,7 @@ def test_callbacks_run_once_in_order() -> None:
     assert calls == ["a", "b"]
 
 
-def test_a_callback_that_comes_too_late_runs_at_once() -> None:
+def test_a_callback_registered_after_the_stop_runs_at_once() -> None:
     context = EngineContext("r")
     context.stop_generating()
     calls: list[str] = []
@@ -92,7 +92,7 @@ def test_a_callback_that_comes_too_late_runs_at_once() -> None:
     forget()
 
 
-def test_a_wish_that_was_taken_back_is_not_fulfilled() -> None:
+def test_a_removed_callback_does_not_run() -> None:
     context = EngineContext("r")
     calls: list[str] = []
     forget = context.on_stop(lambda: calls.append("no"))
@@ -106,7 +106,7 @@ def test_a_wish_that_was_taken_back_is_not_fulfilled() -> None:
     assert calls == ["yes"]
 
 
-def test_a_callback_may_take_back_wishes_while_the_context_stops() -> None:
+def test_a_callback_may_remove_others_during_the_stop() -> None:
     context = EngineContext("r")
     calls: list[str] = []
     forgets: dict[str, Callable[[], None]] = {}
@@ -140,7 +140,7 @@ def test_a_callback_registered_while_the_context_stops_runs_at_once() -> None:
     assert calls == ["inner", "outer"]
 
 
-def test_a_child_follows_its_parent_and_not_the_other_way_round() -> None:
+def test_a_stop_reaches_children_but_not_parents() -> None:
     parent, child, grandchild = EngineContext("p"), EngineContext("c"), EngineContext("g")
     parent.link_child(child)
     child.link_child(grandchild)
@@ -153,7 +153,7 @@ def test_a_child_follows_its_parent_and_not_the_other_way_round() -> None:
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_child_linked_too_late_is_ended_at_once(killed: bool) -> None:
+def test_a_child_linked_after_the_stop_ends_at_once(killed: bool) -> None:
     parent, child = EngineContext("p"), EngineContext("c")
     if killed:
         parent.kill()
@@ -165,7 +165,7 @@ def test_a_child_linked_too_late_is_ended_at_once(killed: bool) -> None:
     assert (child.is_stopped(), child.is_killed()) == (True, killed)
 
 
-async def test_the_generate_context_shows_and_moves_the_plain_one() -> None:
+async def test_the_generate_context_delegates_to_the_plain_one() -> None:
     inner = EngineContext("r", attempt_id="r-1", metadata={"k": "v"})
     context = GenerateContext(inner)
     calls: list[str] = []
@@ -184,7 +184,7 @@ async def test_the_generate_context_shows_and_moves_the_plain_one() -> None:
     assert calls == ["stopped"]
 
 
-def test_the_first_token_is_told_once() -> None:
+def test_the_first_token_callback_runs_once() -> None:
     calls: list[str] = []
     context = GenerateContext(EngineContext("r"), first_token=lambda: calls.append("first"))
 
@@ -194,11 +194,11 @@ def test_the_first_token_is_told_once() -> None:
     assert calls == ["first"]
 
 
-def test_telling_the_first_token_to_nobody_is_fine() -> None:
+def test_first_token_without_a_callback_is_ignored() -> None:
     GenerateContext(EngineContext("r")).notify_first_token()
 
 
-def test_what_was_deferred_runs_last_first_and_once() -> None:
+def test_deferred_callbacks_run_once_in_reverse_order() -> None:
     context = ServedContext("r")
     calls: list[int] = []
     for number in range(3):
@@ -210,7 +210,7 @@ def test_what_was_deferred_runs_last_first_and_once() -> None:
     assert calls == [2, 1, 0]
 
 
-def test_what_is_deferred_too_late_runs_at_once() -> None:
+def test_a_callback_deferred_after_the_close_runs_at_once() -> None:
     context = ServedContext("r")
     context.close()
     calls: list[str] = []
@@ -220,7 +220,7 @@ def test_what_is_deferred_too_late_runs_at_once() -> None:
     assert calls == ["late"]
 
 
-def test_a_deferred_callback_that_fails_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_deferred_callback_does_not_stop_the_others(caplog: pytest.LogCaptureFixture) -> None:
     context = ServedContext("r")
     calls: list[str] = []
 

@@ -203,7 +203,7 @@ async def test_accepted_call_tells_these_items_and_its_end(
     assert (bench.ctx.is_stopped(), bench.ctx.is_killed()) == (bool({"stop", "kill"} & {*acts}), "kill" in acts)
 
 
-async def test_a_handler_that_goes_on_is_cancelled_and_its_finally_runs(bench: Bench, short_grace: None) -> None:
+async def test_a_handler_that_ignores_the_stop_is_cancelled(bench: Bench, short_grace: None) -> None:
     call, stopped_at_close = await bench.start_and_watch_its_end()
 
     call.stop()
@@ -213,9 +213,7 @@ async def test_a_handler_that_goes_on_is_cancelled_and_its_finally_runs(bench: B
     assert stopped_at_close == [True]
 
 
-async def test_a_call_whose_context_was_stopped_before_it_started_is_cancelled_too(
-    bench: Bench, short_grace: None
-) -> None:
+async def test_a_call_stopped_before_its_start_is_cancelled(bench: Bench, short_grace: None) -> None:
     bench.ctx.stop_generating()
 
     call = bench.start(handler_of(forever))
@@ -255,7 +253,7 @@ async def test_a_connection_lost_before_the_first_step_still_ends_the_call(bench
     assert bench.deferred == 1
 
 
-async def test_nothing_more_is_taken_from_the_handler_until_there_is_room(bench: Bench) -> None:
+async def test_the_handler_is_paused_until_the_sink_has_room(bench: Bench) -> None:
     produced: list[int] = []
 
     async def eager(ctx: ServedContext) -> AsyncGenerator[Any, None]:
@@ -275,7 +273,7 @@ async def test_nothing_more_is_taken_from_the_handler_until_there_is_room(bench:
     assert await bench.end(call) == ["accepted", 0, 1, 2, "complete_final", ("ended", None)]
 
 
-async def test_a_handler_is_closed_when_the_connection_is_lost_while_there_is_no_room(bench: Bench) -> None:
+async def test_a_lost_connection_closes_a_paused_handler(bench: Bench) -> None:
     async def generate(ctx: ServedContext) -> AsyncGenerator[Any, None]:
         try:
             yield 1
@@ -292,7 +290,7 @@ async def test_a_handler_is_closed_when_the_connection_is_lost_while_there_is_no
     assert await bench.end(call) == ["accepted", 1, "closed", ("ended", Disconnected)]
 
 
-async def test_waiting_for_a_call_that_was_never_started_returns() -> None:
+async def test_waiting_for_an_unstarted_call_returns() -> None:
     call = ServedCall(handler_of(two_items), "the request", ServedContext("r"), Records())
 
     await asyncio.wait_for(call.wait(), DEADLINE)

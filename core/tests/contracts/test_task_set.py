@@ -9,7 +9,7 @@ from dynamo_core.tasks import TaskSet
 DEADLINE = 10.0
 
 
-async def test_a_task_is_kept_while_it_runs_and_gives_its_result() -> None:
+async def test_a_task_is_kept_while_it_runs_and_returns_its_result() -> None:
     tasks = TaskSet()
     gate = asyncio.Event()
 
@@ -49,7 +49,7 @@ async def test_a_task_that_is_cancelled_is_not_reported(caplog: pytest.LogCaptur
     assert not caplog.records
 
 
-async def test_join_tells_whether_all_ended_and_cancels_none() -> None:
+async def test_join_returns_whether_all_tasks_ended_and_cancels_none() -> None:
     tasks = TaskSet()
     gate = asyncio.Event()
     task = tasks.spawn(gate.wait(), name="slow")

@@ -109,7 +109,7 @@ TestActiveChains.settings = settings(stateful_step_count=50, deadline=None)
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=12), st.integers(1, 20), st.integers(0, 2**12 - 1))
-def test_how_far_each_member_comes_is_found_by_bisection(reaches: list[int], length: int, among: int) -> None:
+def test_depths_equal_each_members_reach(reaches: list[int], length: int, among: int) -> None:
     chain = list(range(length))
     sets = {at: sum(1 << who for who, reach in enumerate(reaches) if reach > at) for at in chain}
 

@@ -16,7 +16,7 @@ def rows(loader: PluginLoader) -> dict[str, InstalledPlugin]:
     return {row.name: row for row in Catalog(loader).installed()}
 
 
-def test_the_catalog_lists_what_is_installed_and_imports_nothing(site: Site) -> None:
+def test_the_catalog_lists_installed_plugins_without_importing(site: Site) -> None:
     site.install_echo()
 
     row = rows(PluginLoader())["echo"]

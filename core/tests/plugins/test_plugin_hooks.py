@@ -44,7 +44,7 @@ class Failing:
         raise RuntimeError("disk full")
 
 
-def test_the_hooks_and_their_parameters_are_what_plugins_were_written_against() -> None:
+def test_hook_signatures_are_unchanged() -> None:
     hooks = {
         name: list(inspect.signature(function).parameters)
         for area in (register, lifecycle)
@@ -57,7 +57,7 @@ def test_the_hooks_and_their_parameters_are_what_plugins_were_written_against() 
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
-def test_a_listener_that_fails_is_logged_by_name_and_the_others_still_hear(
+def test_a_failing_listener_is_logged_and_others_still_run(
     caplog: pytest.LogCaptureFixture, order: tuple[int, ...]
 ) -> None:
     hooks = Hooks()
@@ -75,7 +75,7 @@ def test_a_listener_that_fails_is_logged_by_name_and_the_others_still_hear(
     assert "disk full" in caplog.text
 
 
-def test_a_listener_gets_only_the_parameters_it_asks_for() -> None:
+def test_a_listener_gets_only_its_declared_parameters() -> None:
     class Frugal:
         seen: tuple[object, ...] = ()
 
@@ -91,21 +91,21 @@ def test_a_listener_gets_only_the_parameters_it_asks_for() -> None:
     assert listener.seen == (3, "mock")
 
 
-def test_announcing_to_nobody_is_fine() -> None:
+def test_announcing_without_listeners_does_nothing() -> None:
     Hooks().announce("dynamo_request_finished", record=None)
 
 
-def test_announcing_an_unknown_hook_is_the_callers_mistake() -> None:
+def test_announcing_an_unknown_hook_raises() -> None:
     with pytest.raises(ValueError, match="no hook 'dynamo_request_ended'"):
         Hooks().announce("dynamo_request_ended", record=None)
 
 
-def test_announcing_without_a_parameter_is_the_callers_mistake() -> None:
+def test_announcing_without_a_parameter_raises() -> None:
     with pytest.raises(ValueError, match="dynamo_engine_draining needs worker_id"):
         Hooks().announce("dynamo_engine_draining", worker=None)
 
 
-def test_a_listener_that_is_refused_hears_nothing() -> None:
+def test_a_refused_listener_is_not_called() -> None:
     class Misspelled(Recorder):
         @hookimpl
         def dynamo_request_finnished(self, record: object) -> None: ...
@@ -119,7 +119,7 @@ def test_a_listener_that_is_refused_hears_nothing() -> None:
     assert listener.seen == []
 
 
-def test_a_built_in_listener_hears_like_any_other() -> None:
+def test_a_built_in_listener_is_called_like_any_other() -> None:
     loader, listener = PluginLoader(), Recorder()
 
     loader.register_builtin(listener, "access-log")

@@ -24,7 +24,7 @@ def refusal(kind: str, name: str) -> str:
     return message
 
 
-def test_loading_twice_gives_the_same_class_and_calls_the_hook_once(site: Site, echo: str) -> None:
+def test_loading_twice_returns_the_same_class_and_calls_the_hook_once(site: Site, echo: str) -> None:
     site.install_echo(
         echo.replace("return [EchoEngine]", "CALLS.append(1)\n    return [EchoEngine]") + "\nCALLS = []\n"
     )
@@ -65,7 +65,7 @@ def test_a_plugin_name_may_hold_dashes(site: Site, echo: str) -> None:
     assert PluginLoader().load("engine", "far-away").NAME == "far-away"
 
 
-def test_a_misspelled_plugin_is_answered_with_the_near_name_and_nothing_to_install(site: Site) -> None:
+def test_a_misspelled_plugin_error_suggests_the_near_name(site: Site) -> None:
     site.install_echo()
 
     message = refusal("engine", "eco")
@@ -74,7 +74,7 @@ def test_a_misspelled_plugin_is_answered_with_the_near_name_and_nothing_to_insta
     assert message.endswith("): did you mean 'echo'?")
 
 
-def test_a_missing_plugin_is_named_with_the_known_ones_and_what_to_look_for(site: Site) -> None:
+def test_a_missing_plugin_error_lists_known_ones_and_the_distribution(site: Site) -> None:
     site.install_echo()
 
     message = refusal("engine", "zzz")
@@ -88,7 +88,7 @@ def test_the_built_in_admission_is_among_the_known_names() -> None:
     assert refusal("admission", "nnone").endswith("did you mean 'none'?")
 
 
-def test_two_distributions_with_one_name_are_both_named(site: Site, echo: str) -> None:
+def test_a_name_conflict_names_both_distributions(site: Site, echo: str) -> None:
     site.install_echo()
     site.install("acme-echo", {"engine-echo": "fake_acme"}, {"fake_acme": echo})
 
@@ -192,7 +192,7 @@ BROKEN: dict[str, tuple[Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_plugin_names_itself_its_distribution_and_the_cause(site: Site, echo: str, what: str) -> None:
+def test_a_broken_plugin_error_names_plugin_distribution_and_cause(site: Site, echo: str, what: str) -> None:
     breaking, words = BROKEN[what]
     site.install_echo(breaking(echo))
 
@@ -203,7 +203,7 @@ def test_a_broken_plugin_names_itself_its_distribution_and_the_cause(site: Site,
         assert word in message
 
 
-def test_a_plugin_refused_once_is_refused_again_in_the_same_words(site: Site, echo: str) -> None:
+def test_a_refused_plugin_raises_the_same_error_again(site: Site, echo: str) -> None:
     site.install_echo(echo.replace("dynamo_register_engines", "dynamo_register_engine"))
     loader = PluginLoader()
 
@@ -235,7 +235,7 @@ def test_a_kind_without_classes_cannot_be_loaded() -> None:
         PluginLoader().load("hook", "anything")
 
 
-def test_a_plugin_that_only_listens_is_heard(site: Site) -> None:
+def test_a_plugin_with_only_listeners_gets_hook_calls(site: Site) -> None:
     site.install(
         "dynamo-plugin-hook-counter",
         {"hook-counter": "fake_counter"},
@@ -258,7 +258,7 @@ def test_a_plugin_that_only_listens_is_heard(site: Site) -> None:
     assert sys.modules["fake_counter"].SEEN == [7]
 
 
-def test_a_listening_plugin_without_a_hook_is_refused(site: Site) -> None:
+def test_a_listener_plugin_without_hooks_is_refused(site: Site) -> None:
     site.install("mute", {"hook-mute": "fake_mute"}, {"fake_mute": "DYNAMO_API = 1"})
 
     with pytest.raises(PluginError, match=r"hook 'mute' \(mute 1.2.3\): module fake_mute implements no hook"):

@@ -131,7 +131,7 @@ def dynamo(*words: object) -> Result:
     return CliRunner().invoke(cli, [str(word) for word in words], prog_name="dynamo", catch_exceptions=False)
 
 
-def test_a_file_gives_a_plugin_of_every_kind(write: Write) -> None:
+def test_one_file_offers_plugins_of_every_kind(write: Write) -> None:
     loaded = load(write("config.yaml", CONFIG))
     loader = PluginLoader(loaded.plugin_files)
 
@@ -143,14 +143,14 @@ def test_a_file_gives_a_plugin_of_every_kind(write: Write) -> None:
     assert {kind for kind in CONTRACTS if loader.load(kind, f"./stages.py:{kind}").NAME == "mine"} == set(CONTRACTS)
 
 
-def test_the_keys_beside_use_are_the_plugins_own(write: Write) -> None:
+def test_keys_beside_use_are_the_plugins_settings(write: Write) -> None:
     loaded = load(write("config.yaml", CONFIG))
     cls = load_all(loaded).load("router", "./stages.py:router")
 
     assert loaded.plugin_config("router", cls.Config).model_dump() == {"limit": 3}
 
 
-def test_all_classes_of_a_file_are_of_one_module_that_knows_its_file(write: Write, tmp_path: Path) -> None:
+def test_classes_of_one_file_share_a_module(write: Write, tmp_path: Path) -> None:
     loader = load_all(load(write("config.yaml", CONFIG)))
 
     one, other = loader.load("router", "./stages.py:router"), loader.load("admission", "./stages.py:admission")
@@ -160,7 +160,7 @@ def test_all_classes_of_a_file_are_of_one_module_that_knows_its_file(write: Writ
     assert str(tmp_path / "stages.py") == sys.modules[one.__module__].HERE
 
 
-def test_the_hooks_of_a_file_are_heard_once(write: Write) -> None:
+def test_hooks_of_a_file_are_called_once(write: Write) -> None:
     loader = load_all(load(write("config.yaml", CONFIG)))
 
     loader.hooks.announce("dynamo_engine_stopped", worker=None, worker_id=7)
@@ -200,7 +200,7 @@ def dynamo_example() -> str:
     return "workers: {mock: {model: {name: mock-model}, engine: {use: mocker}}}\n"
 
 
-def test_a_name_in_a_profile_counts_as_in_the_file(write: Write) -> None:
+def test_a_profile_may_name_a_plugin_file(write: Write) -> None:
     path = write("config.yaml", f"{dynamo_example()}profiles: {{mine: {{router: {{use: './stages.py:router'}}}}}}\n")
 
     loader = load_all(load_settings(path, profile="mine", env={}))
@@ -218,14 +218,14 @@ def test_a_name_in_a_profile_counts_as_in_the_file(write: Write) -> None:
         ({"sets": ("hooks=[./stages.py]",)}, "--set hooks=[./stages.py]: hook './stages.py': "),
     ],
 )
-def test_only_the_file_may_name_one(write: Write, more: dict[str, Any], origin: str) -> None:
+def test_environment_and_set_may_not_name_a_plugin_file(write: Write, more: dict[str, Any], origin: str) -> None:
     message = refusal(load(write("config.yaml", dynamo_example()), **more))
 
     assert message.startswith(origin)
     assert "only if the text of this process's own config file names it" in message
 
 
-def test_a_flag_may_not_name_one(write: Write) -> None:
+def test_a_flag_may_not_name_a_plugin_file(write: Write) -> None:
     result = dynamo("check", write("config.yaml", dynamo_example()), "--router-mode", "./stages.py:router")
 
     assert result.exit_code == 2
@@ -235,7 +235,7 @@ def test_a_flag_may_not_name_one(write: Write) -> None:
 
 
 @pytest.mark.parametrize("name", ["${env:WHICH}", "./${env:STAGE}.py:router"])
-def test_a_variable_that_the_file_refers_to_may_not_name_one(write: Write, name: str) -> None:
+def test_a_referenced_variable_may_not_name_a_plugin_file(write: Write, name: str) -> None:
     path = write("config.yaml", f"router: {{use: '{name}'}}\n{dynamo_example()}")
 
     message = refusal(load(path, env={"WHICH": "./stages.py:router", "STAGE": "stages"}))
@@ -243,7 +243,7 @@ def test_a_variable_that_the_file_refers_to_may_not_name_one(write: Write, name:
     assert "only if the text of this process's own config file names it" in message
 
 
-def test_a_card_of_another_process_may_not_name_one(write: Write) -> None:
+def test_a_card_of_another_process_may_not_name_a_plugin_file(write: Write) -> None:
     loader = load_all(load(write("config.yaml", dynamo_example())))
 
     card = ModelCard(
@@ -255,7 +255,7 @@ def test_a_card_of_another_process_may_not_name_one(write: Write) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_a_plugin_that_others_may_write_is_refused(write: Write, mode: int) -> None:
+def test_a_plugin_file_writable_by_others_is_refused(write: Write, mode: int) -> None:
     path = write("config.yaml", CONFIG)
     (path.parent / "stages.py").chmod(mode)
 
@@ -267,7 +267,7 @@ def test_a_plugin_that_others_may_write_is_refused(write: Write, mode: int) -> N
     )
 
 
-def test_a_config_that_others_may_write_can_name_no_file(write: Write) -> None:
+def test_a_config_writable_by_others_may_not_name_a_plugin_file(write: Write) -> None:
     path = write("config.yaml", CONFIG)
     path.chmod(0o664)
 
@@ -277,7 +277,7 @@ def test_a_config_that_others_may_write_can_name_no_file(write: Write) -> None:
     assert "mode is 0664: chmod go-w" in message
 
 
-def test_a_config_that_names_no_file_may_be_written_by_others(write: Write) -> None:
+def test_a_config_without_plugin_files_may_be_writable_by_others(write: Write) -> None:
     path = write("config.yaml", dynamo_example())
     path.chmod(0o666)
 
@@ -310,7 +310,7 @@ def test_a_file_of_another_user_is_refused_and_one_of_root_is_not(write: Write) 
         ("./ageless.py:Mine", "does not say which DYNAMO_API it was made for"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_one_line(write: Write, name: str, words: str) -> None:
+def test_a_fault_of_a_plugin_file_is_one_line(write: Write, name: str, words: str) -> None:
     write("broken.py", "1 / 0")
     write("old.py", "DYNAMO_API = 0")
     write("ageless.py", "")
@@ -343,5 +343,5 @@ def test_a_listener_is_named_by_its_file_alone(write: Write) -> None:
         ("py:B", None),
     ],
 )
-def test_which_names_stand_for_files(name: str, parsed: FileName | None) -> None:
+def test_file_names_are_told_from_plugin_names(name: str, parsed: FileName | None) -> None:
     assert FileName.parse(name) == parsed

@@ -25,7 +25,7 @@ def over_the_wire(item: Annotated[int]) -> Annotated[int]:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(item), type=Annotated[int])
 
 
-def test_the_completing_flag_is_the_event_and_nothing_else() -> None:
+def test_the_completing_flag_is_an_event_without_data() -> None:
     item: Annotated[int] = Annotated.from_complete_final()
 
     assert msgspec.json.encode(item) == b'{"event":"complete_final"}'
@@ -81,7 +81,7 @@ def test_an_error_without_any_text_has_still_a_message() -> None:
     assert str(item.to_error()) == "unknown error"
 
 
-def test_fields_that_are_not_known_are_ignored() -> None:
+def test_unknown_fields_are_ignored() -> None:
     later = msgspec.msgpack.encode({"event": "complete_final", "invented": {"later": 1}})
 
     item = msgspec.msgpack.decode(later, type=Annotated[int])
@@ -133,7 +133,7 @@ def test_an_item_without_data_has_nothing_to_change() -> None:
     assert item.map_data(lambda data: data + 1) == item
 
 
-def test_other_data_takes_over_what_was_said() -> None:
+def test_transfer_keeps_id_event_and_comment() -> None:
     item = Annotated(5, id="7", event="note", comment=["said"])
 
     assert item.transfer("five") == Annotated("five", id="7", event="note", comment=["said"])

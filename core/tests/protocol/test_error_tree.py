@@ -85,7 +85,7 @@ def test_a_circle_of_causes_ends() -> None:
     assert len(to_wire(error).causes) == MAX_CAUSES
 
 
-def test_the_seconds_to_wait_arrive() -> None:
+def test_retry_after_survives_the_wire() -> None:
     arrived = over_the_wire(ServiceOverloaded("busy", retry_after=7.5))
 
     assert isinstance(arrived, ServiceOverloaded)
@@ -96,7 +96,7 @@ def test_the_seconds_to_wait_arrive() -> None:
     st.floats(min_value=0.001, max_value=1e6),
     st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=6),
 )
-def test_the_limits_of_a_client_arrive(seconds: float, limits: dict[str, str]) -> None:
+def test_client_limits_survive_the_wire(seconds: float, limits: dict[str, str]) -> None:
     arrived = over_the_wire(RateLimited("slow down", retry_after=seconds, limits=limits))
 
     assert isinstance(arrived, RateLimited)
@@ -123,7 +123,7 @@ def test_an_unknown_kind_becomes_unknown() -> None:
     assert type(from_wire(WireError("FromTheFuture", "new"))) is Unknown
 
 
-def test_an_engines_error_is_caught_as_what_it_is_and_as_an_engines() -> None:
+def test_an_engine_error_is_both_its_kind_and_a_backend_error() -> None:
     arrived = over_the_wire(BackendError.InvalidArgument("no"))
 
     assert isinstance(arrived, InvalidArgument)
@@ -139,7 +139,7 @@ def test_a_cause_is_found_anywhere_in_the_chain() -> None:
     assert not chain_has(error, StreamIncomplete)
 
 
-def test_what_an_engine_raises_is_an_engines_error_unless_it_is_typed_already() -> None:
+def test_untyped_engine_exceptions_become_backend_errors() -> None:
     typed = ConfigError("x")
     foreign = ZeroDivisionError()
 

@@ -18,6 +18,6 @@ def test_an_id_is_sixteen_hexadecimal_digits_and_read_back_as_text_or_number(num
 @pytest.mark.parametrize(
     "wrong", ["", "ab", "-1", "0x0000000000000007", "g" * 16, "１" * 16, -1, 2**64, str(2**64), "7", " 000000000000007"]
 )
-def test_what_is_neither_form_is_refused(wrong: str | int) -> None:
+def test_a_malformed_instance_id_is_refused(wrong: str | int) -> None:
     with pytest.raises(ValueError, match="16 hexadecimal digits"):
         parse_instance_id(wrong)

@@ -73,9 +73,7 @@ def told(items: list[LLMEngineOutput]) -> dict[int, object]:
 
 
 @given(streams(), st.lists(st.integers(0, 100), max_size=5))
-def test_merging_any_split_tells_the_same_and_leaves_its_input_as_it_is(
-    items: list[LLMEngineOutput], cuts: list[int]
-) -> None:
+def test_merging_any_split_keeps_the_content_and_the_input(items: list[LLMEngineOutput], cuts: list[int]) -> None:
     before = deepcopy(items)
 
     merged = merged_in_parts(items, cuts)
@@ -112,7 +110,7 @@ def test_a_run_of_one_choice_becomes_one_item() -> None:
     assert merged[0].finish_reason is FinishReason.STOP
 
 
-def test_what_only_an_early_item_says_is_kept() -> None:
+def test_fields_of_an_early_item_are_kept() -> None:
     items = [LLMEngineOutput([1], stop_reason="X", error_message="careful"), chunk.token(2), chunk.token(3)]
 
     [merged] = merge_outputs(items)
@@ -126,5 +124,5 @@ def test_items_after_a_terminal_are_left_for_the_validator_to_find() -> None:
     assert merge_outputs(items) == items
 
 
-def test_nothing_merges_to_nothing() -> None:
+def test_merging_no_items_gives_none() -> None:
     assert merge_outputs([]) == []

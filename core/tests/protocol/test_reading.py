@@ -23,13 +23,13 @@ class Clock:
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", b"", b'"\\ud800"', b"9" * 10_000, b"{"])
-def test_whatever_is_wrong_with_bytes_is_one_error(data: bytes) -> None:
+def test_any_malformed_msgpack_is_unreadable(data: bytes) -> None:
     with pytest.raises(Unreadable):
         read(ANY, data)
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b"\xff", b"", b"9" * 10_000, "[" * 100_000])
-def test_json_of_any_kind_fails_in_the_same_way(data: bytes | str) -> None:
+def test_any_malformed_json_is_unreadable(data: bytes | str) -> None:
     with pytest.raises(Unreadable):
         read_json(data)
 
@@ -46,7 +46,7 @@ def test_an_error_holds_no_more_of_a_foreign_text_than_a_line_can() -> None:
 
 
 @given(st.text())
-def test_a_text_that_is_shown_is_printable_and_short(text: str) -> None:
+def test_truncated_text_is_printable_and_short(text: str) -> None:
     seen = shown(text, 20)
 
     assert seen.isprintable()
@@ -54,7 +54,7 @@ def test_a_text_that_is_shown_is_printable_and_short(text: str) -> None:
     assert seen == text or len(text) > 20 or not text.isprintable()
 
 
-def test_what_is_nested_too_deeply_to_be_worked_with_is_unreadable() -> None:
+def test_too_deep_nesting_is_unreadable() -> None:
     value: object = 1
     for _ in range(MAX_DEPTH):
         value = {"a": [value][0]}
@@ -64,7 +64,7 @@ def test_what_is_nested_too_deeply_to_be_worked_with_is_unreadable() -> None:
         check_depth([value])
 
 
-def test_each_name_is_told_once_until_it_can_be_read_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_unreadable_name_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     left_out = UnreadableWarner(logging.getLogger("dynamo"), "record", Clock())
     for _ in range(3):
         left_out.warn("a", "no")
@@ -74,7 +74,7 @@ def test_each_name_is_told_once_until_it_can_be_read_again(caplog: pytest.LogCap
     assert [record.getMessage() for record in caplog.records] == ["record 'a' cannot be read and is left out: no"] * 2
 
 
-def test_many_names_are_few_warnings_that_count_the_rest(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_unreadable_names_are_summed_in_few_warnings(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     left_out = UnreadableWarner(logging.getLogger("dynamo"), "record", clock)
     for number in range(100_000):

@@ -34,7 +34,7 @@ def test_a_reader_that_knows_no_states_reads_the_rest_of_the_record() -> None:
 
 
 @pytest.mark.parametrize("state", ["Cordoned", "serving", "gone", "\x1b[2J" + "x" * 1000])
-def test_a_record_in_a_state_that_is_not_known_is_refused_by_name(state: str) -> None:
+def test_a_record_with_an_unknown_state_is_refused(state: str) -> None:
     with pytest.raises(Unreadable, match=r"its state is '.+ can be$") as refused:
         read_instance(msgspec.json.encode(Instance(instance_id=7, state=state)))
 
@@ -42,6 +42,6 @@ def test_a_record_in_a_state_that_is_not_known_is_refused_by_name(state: str) ->
     assert len(str(refused.value)) < 120
 
 
-def test_a_state_that_is_no_text_is_refused() -> None:
+def test_a_non_text_state_is_refused() -> None:
     with pytest.raises(Unreadable, match="state"):
         read_instance(b'{"instance_id": 7, "state": 1}')

@@ -124,13 +124,13 @@ def test_every_finish_reason_has_an_openai_name() -> None:
     assert all(reason.to_openai() for reason in FinishReason)
 
 
-def test_hints_without_an_identity_travel_as_they_always_did() -> None:
+def test_routing_hints_without_identity_have_the_old_encoding() -> None:
     hints = RoutingHints(priority=2, cache_salt="s")
 
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(hints)) == {"priority": 2, "cache_salt": "s"}
 
 
-def test_hints_of_a_peer_that_tells_no_identity_are_read() -> None:
+def test_routing_hints_without_identity_are_decoded() -> None:
     old = msgspec.msgpack.encode({"token_ids": [1], "routing": {"priority": 2}})
 
     hints = msgspec.msgpack.decode(old, type=PreprocessedRequest).routing

@@ -44,14 +44,14 @@ def tokens(items: list[LLMEngineOutput]) -> list[int]:
     return [token for item in items for token in item.token_ids]
 
 
-async def test_the_prompt_comes_back(engine: EchoEngine) -> None:
+async def test_the_engine_echoes_the_prompt(engine: EchoEngine) -> None:
     items = await answer(engine, ABC)
 
     assert tokens(items) == ABC
     assert items[-1].finish_reason is FinishReason.STOP
 
 
-async def test_a_limit_cuts_the_answer_and_usage_counts_what_came(engine: EchoEngine) -> None:
+async def test_max_tokens_cuts_the_echo_and_usage_counts_it(engine: EchoEngine) -> None:
     items = await answer(engine, ABC, max_tokens=2)
 
     used = items[-1].completion_usage

@@ -46,16 +46,14 @@ def in_pieces(body: bytes) -> Any:
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=5), st.booleans(), st.sampled_from([None, 3]))
-def test_body_cut_into_pieces_has_the_values_that_it_has_at_once(
-    value: dict[str, Any], ascii_only: bool, indent: int | None
-) -> None:
+def test_a_body_decoded_in_pieces_equals_the_whole(value: dict[str, Any], ascii_only: bool, indent: int | None) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
 
     assert in_pieces(body) == msgspec.json.decode(body)
 
 
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=60).map("".join))
-def test_what_is_no_json_at_once_is_none_in_pieces(text: str) -> None:
+def test_invalid_json_is_refused_in_pieces_too(text: str) -> None:
     body = b'{"a":' + text.encode() + b"}"
     try:
         expected = msgspec.json.decode(body)

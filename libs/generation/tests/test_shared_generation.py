@@ -30,7 +30,7 @@ def services() -> FrontendServices:
 
 
 @pytest.mark.parametrize("started", [True, False])
-async def test_it_is_closed_by_the_last_api_also_if_none_was_started(
+async def test_the_last_api_closes_shared_generation(
     services: FrontendServices, started: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = Quiet(GenerationConfig(), services), Quiet(GenerationConfig(), services)

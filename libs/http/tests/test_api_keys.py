@@ -66,7 +66,7 @@ ENTRY = {"id": "team-a", "hash": hash_of(KEY), "models": ["m"], "tenant": "a", "
         {"X-Api-Key": f" {KEY} "},
     ],
 )
-async def test_who_has_a_key_is_let_in_and_the_handler_knows_whose_it_is(headers: dict[str, str]) -> None:
+async def test_a_valid_key_is_admitted_with_its_principal(headers: dict[str, str]) -> None:
     async with Door(ENTRY) as door:
         assert (await door.ask("/models", headers))[0] == 200
 
@@ -95,7 +95,7 @@ async def test_who_has_a_key_is_let_in_and_the_handler_knows_whose_it_is(headers
         ({"Authorization": "Basic abc", "x-api-key": KEY}, "missing"),
     ],
 )
-async def test_who_has_none_is_told_so_and_reaches_nothing(headers: Any, reason: str) -> None:
+async def test_a_missing_or_wrong_key_gets_401(headers: Any, reason: str) -> None:
     async with Door(ENTRY) as door:
         status, (challenge, body) = await door.ask("/models", headers)
 
@@ -107,7 +107,7 @@ async def test_who_has_none_is_told_so_and_reaches_nothing(headers: Any, reason:
     assert door.failed == [reason]
 
 
-async def test_a_key_of_bytes_that_are_no_text_is_only_unknown() -> None:
+async def test_a_key_of_undecodable_bytes_is_unknown() -> None:
     async with Door(ENTRY) as door:
         status, _ = await door.ask("/models", {"Authorization": "Bearer \udcff\udcfe"})
 
@@ -121,14 +121,14 @@ async def test_the_operators_token_opens_their_routes_and_keys_do_not() -> None:
         assert (await door.ask("/metrics", {}))[0] == 401
 
 
-async def test_what_is_not_protected_stays_open() -> None:
+async def test_unprotected_routes_need_no_key() -> None:
     async with Door(ENTRY) as door:
         assert (await door.ask("/health", {}))[0] == 200
 
     assert door.seen == [Principal()]
 
 
-async def test_of_many_keys_each_is_its_own() -> None:
+async def test_each_of_many_keys_has_its_own_principal() -> None:
     keys = [new_key() for _ in range(50)]
     async with Door(*({"id": f"k{index}", "hash": hash_of(key)} for index, key in enumerate(keys))) as door:
         for key in keys:
@@ -162,7 +162,7 @@ async def test_no_key_is_ever_logged(caplog: pytest.LogCaptureFixture) -> None:
         ([{"id": "a", "hash": hash_of(KEY)}, {"id": "b", "env": "K"}], {"K": KEY}, "the same key as that of 'a'"),
     ],
 )
-def test_keys_that_cannot_be_used_are_told(keys: list[Any], env: dict[str, str], says: str) -> None:
+def test_unusable_keys_are_config_errors(keys: list[Any], env: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         ApiKeys.load(AuthSettings.model_validate({"keys": keys}), env)
 
@@ -178,7 +178,7 @@ def test_keys_that_cannot_be_used_are_told(keys: list[Any], env: dict[str, str],
         ([{"id": "a", "hash": hash_of(KEY)}, {"id": "b", "hash": hash_of(KEY)}], "the same hash"),
     ],
 )
-def test_entries_that_make_no_sense_are_told_without_showing_the_key(keys: list[Any], says: str) -> None:
+def test_invalid_key_entries_are_refused_without_showing_the_key(keys: list[Any], says: str) -> None:
     with pytest.raises(ValidationError) as caught:
         AuthSettings.model_validate({"keys": keys})
 

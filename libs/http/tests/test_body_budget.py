@@ -150,7 +150,7 @@ async def test_body_that_waits_too_long_is_refused_and_may_be_sent_again(
     assert handler.sample("body_bytes") == 0
 
 
-async def test_client_that_leaves_while_its_body_waits_leaves_nothing(listener: Listener, handler: Handler) -> None:
+async def test_a_client_that_leaves_while_waiting_frees_its_lease(listener: Listener, handler: Handler) -> None:
     held = [asyncio.create_task(post(listener, bytes(LARGE))) for _ in range(2)]
     await handler.until(2)
     _, leaving = await asyncio.open_connection("127.0.0.1", listener.port)
@@ -194,7 +194,7 @@ async def test_body_that_trickles_is_cut_once_others_wait_for_its_place(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(SMALL + 1, 3 * SMALL), st.booleans()), max_size=30), st.randoms())
-def test_leases_never_exceed_the_budget_and_nobody_waits_forever(bodies: list[tuple[int, bool]], random: Any) -> None:
+def test_leases_stay_within_the_budget_and_all_are_granted(bodies: list[tuple[int, bool]], random: Any) -> None:
     capacity = 4 * SMALL
 
     async def run() -> None:

@@ -40,7 +40,7 @@ async def told(*headers: tuple[str, str], **settings: Any) -> Principal:
     return principal
 
 
-async def test_without_settings_no_header_is_looked_at() -> None:
+async def test_headers_are_ignored_without_settings() -> None:
     assert client_headers(HttpSettings()) is None
     assert await told(("x-session", "s"), ("x-team", "t")) is KNOWN
 
@@ -63,14 +63,14 @@ async def test_a_request_without_these_headers_costs_no_copy() -> None:
 
 
 @pytest.mark.parametrize("value", ["x" * 257, "a\tb"])
-async def test_a_session_that_cannot_be_one_is_refused_by_the_name_of_its_header(value: str) -> None:
+async def test_an_invalid_session_header_is_refused(value: str) -> None:
     with pytest.raises(InvalidArgument, match="`x-s` must") as refused:
         await told(("x-s", value), session_header="X-S")
 
     assert refused.value.field == "x-s"
 
 
-async def test_a_header_that_is_no_text_is_refused_over_the_wire_by_its_name() -> None:
+async def test_an_undecodable_header_is_refused_by_name() -> None:
     async def handler(http: web.Request) -> web.StreamResponse:
         return web.Response(text=principal_of(http).session)
 

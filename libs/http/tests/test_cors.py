@@ -39,7 +39,7 @@ async def call(url: str, method: str, headers: Mapping[str, str]) -> tuple[int, 
         return response.status, told
 
 
-async def test_browsers_are_told_nothing_unless_origins_are_named() -> None:
+async def test_no_cors_headers_without_named_origins() -> None:
     async with serving() as url:
         assert await call(f"{url}/ask", "POST", {"Origin": PAGE}) == (200, {})
         status, told = await call(f"{url}/ask", "OPTIONS", {"Origin": PAGE} | QUESTION)
@@ -47,7 +47,7 @@ async def test_browsers_are_told_nothing_unless_origins_are_named() -> None:
     assert (status, told) == (405, {})
 
 
-async def test_a_page_of_a_named_origin_may_ask_and_read() -> None:
+async def test_a_named_origin_gets_cors_headers() -> None:
     async with serving(PAGE) as url:
         status, told = await call(f"{url}/ask", "OPTIONS", {"Origin": PAGE} | QUESTION)
         answered, marks = await call(f"{url}/ask", "POST", {"Origin": PAGE})
@@ -61,7 +61,7 @@ async def test_a_page_of_a_named_origin_may_ask_and_read() -> None:
     assert "Access-Control-Allow-Credentials" not in told | marks
 
 
-async def test_a_page_may_read_why_it_was_refused() -> None:
+async def test_refusals_have_cors_headers_too() -> None:
     async with serving(PAGE) as url:
         for path, expected in (("/refuse", 401), ("/nowhere", 404)):
             status, told = await call(f"{url}{path}", "POST", {"Origin": PAGE})
@@ -69,7 +69,7 @@ async def test_a_page_may_read_why_it_was_refused() -> None:
             assert (status, told.get("Access-Control-Allow-Origin")) == (expected, PAGE)
 
 
-async def test_pages_of_other_origins_are_told_nothing() -> None:
+async def test_other_origins_get_no_cors_headers() -> None:
     strangers = (
         "https://evil.example.com",
         "http://chat.example.com",

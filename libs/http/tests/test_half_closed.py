@@ -115,7 +115,7 @@ async def test_requests_that_were_sent_before_the_half_close_are_all_answered() 
 
 
 @pytest.mark.parametrize("version", ["1.1", "1.0"])
-async def test_client_that_is_gone_has_its_request_cancelled(version: str) -> None:
+async def test_a_gone_clients_request_is_cancelled(version: str) -> None:
     gate = Gate(small)
     async with serving(*routes(gate)) as listener:
         with await connect(listener, request(version), half_close=False):
@@ -125,7 +125,7 @@ async def test_client_that_is_gone_has_its_request_cancelled(version: str) -> No
             await gate.ended.wait()
 
 
-async def test_client_that_goes_after_it_closed_its_sending_half_has_its_request_cancelled() -> None:
+async def test_a_half_closed_client_that_leaves_has_its_request_cancelled() -> None:
     gate = Gate(small)
     async with serving(*routes(gate)) as listener:
         with await connect(listener, request("1.1")) as client:

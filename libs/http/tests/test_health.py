@@ -86,7 +86,7 @@ async def test_health_lists_endpoints_once_and_process_ids_of_this_host_only(fro
     ]
 
 
-async def test_hosts_processes_and_instances_are_told_only_to_trusted_requests() -> None:
+async def test_only_trusted_requests_see_hosts_and_instances() -> None:
     source = Source()
     source.seen = [Instance(instance_id=123456, worker="a", pid=11, host="somewhere")]
     source.broken = {"ledger": "did not start: no disk"}
@@ -126,7 +126,7 @@ async def test_a_failed_extension_is_named_and_the_process_is_healthy(front: Fro
     assert (status, body["status"], body["extensions"]) == (200, "healthy", {"ledger": "no disk"})
 
 
-async def test_a_process_that_ends_says_so_everywhere(front: Front) -> None:
+async def test_a_stopping_process_reports_it_on_every_health_route(front: Front) -> None:
     front.source.ready = (True, "")
     front.source.shutting_down = True
 
@@ -139,7 +139,7 @@ async def test_live_is_true_while_the_process_serves(front: Front) -> None:
     assert await front.get("/live") == (200, {"status": "live", "message": "Service is live"})
 
 
-async def test_ready_gives_the_reason_why_not(front: Front) -> None:
+async def test_ready_reports_the_reason_when_not_ready(front: Front) -> None:
     before = await front.get("/ready")
     front.source.ready = (True, "")
     after = await front.get("/ready")

@@ -156,7 +156,7 @@ BROKEN_CHUNKS = {
 
 
 @pytest.mark.parametrize("name", SMUGGLING)
-async def test_what_two_servers_could_read_differently_is_refused_and_the_connection_closed(
+async def test_request_smuggling_is_refused_and_the_connection_closed(
     house: House, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     answer = await house.answer(SMUGGLING[name])
@@ -183,16 +183,14 @@ async def test_a_broken_chunk_is_refused_and_the_connection_closed(
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-async def test_http_0_9_is_not_spoken(house: House) -> None:
+async def test_http_0_9_is_refused(house: House) -> None:
     answer = await house.answer(b"GET /hidden\r\n\r\n")
 
     assert told(answer, 400)["message"] == "HTTP/0.9 is not spoken here"
     assert house.reached == []
 
 
-async def test_a_body_that_is_not_encoded_as_it_says_is_the_clients_fault(
-    house: House, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_wrong_content_encoding_is_a_400(house: House, caplog: pytest.LogCaptureFixture) -> None:
     answer = await house.answer(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello")
 
     assert status(answer) == 400
@@ -200,9 +198,7 @@ async def test_a_body_that_is_not_encoded_as_it_says_is_the_clients_fault(
 
 
 @pytest.mark.parametrize("offer", [b"h2c", b"websocket", b"anything"])
-async def test_an_offer_to_change_the_protocol_is_passed_over_and_nothing_after_it_is_read(
-    house: House, offer: bytes
-) -> None:
+async def test_an_upgrade_request_is_ignored(house: House, offer: bytes) -> None:
     upgrade = b"GET /hidden HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: %b\r\n\r\n" % offer
 
     answer = await house.answer(upgrade + NEXT)
@@ -211,7 +207,7 @@ async def test_an_offer_to_change_the_protocol_is_passed_over_and_nothing_after_
     assert house.reached == ["hidden"]
 
 
-async def test_nobody_is_connected_through(house: House) -> None:
+async def test_connect_requests_are_not_proxied(house: House) -> None:
     answer = await house.answer(b"CONNECT example.com:443 HTTP/1.1\r\nHost: x\r\n\r\n" + NEXT)
 
     assert status(answer) == 404
@@ -239,7 +235,7 @@ async def test_headers_are_bounded(house: House, head: bytes) -> None:
     assert house.reached == []
 
 
-async def test_what_is_no_http_is_refused_in_the_words_of_the_listener() -> None:
+async def test_non_http_is_refused_by_respond_error() -> None:
     def respond_error(problem: Problem) -> web.Response:
         return web.json_response({"own": problem.status}, status=problem.status)
 
@@ -276,7 +272,7 @@ async def test_a_header_that_comes_byte_by_byte_is_cut_at_the_deadline() -> None
 
 
 @pytest.mark.parametrize("start", [b"", b"\r\n\r\n", b"\r\n" * 1000], ids=["nothing", "an empty line", "empty lines"])
-async def test_half_a_header_is_cut_at_the_deadline_whatever_stands_before_it(start: bytes) -> None:
+async def test_an_incomplete_header_is_cut_at_the_deadline(start: bytes) -> None:
     async with serving(header_timeout=0.1) as house:
         answer = await house.answer(start + b"GET /hidden HTTP/1.1\r\nHost: x\r\n")
 
@@ -290,7 +286,7 @@ async def test_half_a_header_is_cut_at_the_deadline_whatever_stands_before_it(st
     [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n1;" + b"a" * 100_000],
     ids=["half a body", "a chunk extension without end"],
 )
-async def test_half_a_body_is_cut_at_the_deadline_however_its_route_reads_it(path: str, begin: bytes) -> None:
+async def test_an_incomplete_body_is_cut_at_the_deadline(path: str, begin: bytes) -> None:
     async with serving(body_timeout=0.1) as house:
         answer = await house.answer(b"POST %s HTTP/1.1\r\nHost: x\r\n%s" % (path.encode(), begin))
 
@@ -348,7 +344,7 @@ async def test_a_reader_that_is_only_slow_is_not_cut() -> None:
             assert house.listener.connections == 1
 
 
-async def test_requests_that_are_sent_without_reading_the_answers_do_not_pile_up() -> None:
+async def test_pipelined_requests_with_unread_answers_do_not_pile_up() -> None:
     async with serving(write_stall=0.2) as house:
         _, writer = await house.connect()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -372,7 +368,7 @@ def slow_socket(house: House) -> socket.socket:
 # Crowds.
 
 
-async def test_of_a_burst_of_connections_as_many_are_served_as_there_may_be() -> None:
+async def test_a_burst_of_connections_is_served_up_to_the_limit() -> None:
     async with serving(max_connections=20, header_timeout=30) as house:
         pairs = await asyncio.gather(*(house.connect() for _ in range(200)))
         await until(lambda: house.listener.refused_connections == 180)
@@ -392,11 +388,11 @@ async def test_of_a_burst_of_connections_as_many_are_served_as_there_may_be() ->
 # The parser.
 
 
-async def test_the_c_parser_is_what_runs_here(house: House) -> None:
+async def test_the_c_parser_is_in_use(house: House) -> None:
     assert http_parser.HttpRequestParser is not http_parser.HttpRequestParserPy
 
 
-async def test_without_it_the_network_is_not_served_and_this_host_is_warned(
+async def test_without_the_c_parser_only_loopback_is_served(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(http_parser, "HttpRequestParserPy", http_parser.HttpRequestParser)

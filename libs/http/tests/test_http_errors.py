@@ -91,7 +91,7 @@ def test_a_response_carries_status_type_and_headers() -> None:
     assert response.headers["Retry-After"] == "2"
 
 
-def test_overload_is_told_in_the_words_of_the_seed_documents() -> None:
+def test_overload_has_the_message_of_the_seed_documents() -> None:
     response = told(ServiceOverloaded(retry_after=1.2))
 
     assert isinstance(response.body, bytes)
@@ -132,7 +132,7 @@ def test_errors_become_responses_that_show_public_messages_only(error: DynamoErr
     assert body["error"]["param"] == ("model" if status == 404 else getattr(error, "field", None))
 
 
-def test_a_limit_is_told_in_the_words_of_the_plugin_and_in_headers() -> None:
+def test_a_limit_has_the_plugins_message_and_headers() -> None:
     limits = {"limit-requests": "60", "remaining-requests": "0", "reset-requests": "1.5s"}
 
     response = told(RateLimited("Only 60 requests a minute for team a", retry_after=1.2, limits=limits))
@@ -154,7 +154,7 @@ def test_a_limit_is_told_in_the_words_of_the_plugin_and_in_headers() -> None:
     }
 
 
-def test_a_quota_that_is_used_up_tells_clients_not_to_retry() -> None:
+def test_a_spent_quota_tells_clients_not_to_retry() -> None:
     response = told(QuotaExceeded("The budget of team a is spent"))
 
     assert response.status == 429
@@ -174,7 +174,7 @@ def test_a_limited_client_is_asked_to_wait_within_bounds(seconds: float, told_se
 
 
 @given(st.dictionaries(st.sampled_from(sorted(LIMITS)) | st.text(max_size=10), st.text(max_size=10), max_size=8))
-def test_whatever_a_plugin_says_of_its_limits_the_headers_are_well_formed(limits: dict[str, str]) -> None:
+def test_limit_headers_are_always_well_formed(limits: dict[str, str]) -> None:
     headers = problem_of(RateLimited(limits=limits)).headers
 
     for name, value in headers.items():

@@ -141,7 +141,7 @@ async def said(listener: Listener, request: str) -> tuple[int, dict[str, str]]:
     return int(first.split()[1]), {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
 
 
-async def test_a_client_that_asks_first_is_told_to_go_on() -> None:
+async def test_expect_continue_is_answered() -> None:
     async with serving(HttpRoute("POST", "/body", read_body)) as listener:
         reader, writer = await connect(
             listener, b"POST /body HTTP/1.1\r\nHost: t\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n"
@@ -165,7 +165,7 @@ async def test_a_path_is_found_however_it_is_written(client: aiohttp.ClientSessi
     assert status == 200
 
 
-async def test_a_handler_that_does_not_find_something_says_so_itself(client: aiohttp.ClientSession) -> None:
+async def test_a_handlers_own_404_passes(client: aiohttp.ClientSession) -> None:
     async def nothing(_: web.Request) -> web.Response:
         raise web.HTTPNotFound(reason="No such thing")
 
@@ -187,7 +187,7 @@ async def test_an_unknown_route_is_named_in_our_error_body(client: aiohttp.Clien
     assert (body["code"], body["type"]) == (404, "not_found_error")
 
 
-async def test_a_wrong_method_is_told_which_are_right(client: aiohttp.ClientSession) -> None:
+async def test_a_wrong_method_gets_405_with_allow(client: aiohttp.ClientSession) -> None:
     async with serving(READ) as listener, client.delete(f"{listener.url}/read") as response:
         body = await response.json()
 
@@ -213,7 +213,7 @@ async def test_a_body_above_the_limit_is_refused(client: aiohttp.ClientSession, 
     assert body["message"] == "Request body exceeds the limit of 2 MB set by DYN_HTTP_BODY_LIMIT_MB"
 
 
-async def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent() -> None:
+async def test_a_declared_oversized_body_is_refused_before_it_is_sent() -> None:
     async with serving(READ) as listener:
         reader, writer = await connect(listener, b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n")
         async with asyncio.timeout(5):
@@ -223,7 +223,7 @@ async def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_sent() -
     assert b" 413 " in status
 
 
-async def test_a_body_of_exactly_the_limit_is_taken(client: aiohttp.ClientSession) -> None:
+async def test_a_body_of_exactly_the_limit_is_accepted(client: aiohttp.ClientSession) -> None:
     async with (
         serving(READ, body_limit=1000) as listener,
         client.post(f"{listener.url}/read", data=b"x" * 1000) as response,
@@ -271,7 +271,7 @@ async def test_an_error_of_the_tree_is_answered_by_its_kind(
     assert "GET /fail failed" in caplog.text
 
 
-async def test_an_error_after_the_first_byte_breaks_the_answer_off(
+async def test_an_error_after_the_first_byte_cuts_the_answer(
     client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def half(request: web.Request) -> web.StreamResponse:
@@ -376,7 +376,7 @@ async def test_an_address_of_another_host_is_a_config_error() -> None:
 
 
 @pytest.mark.parametrize("port", [70000, -1])
-async def test_what_is_no_port_is_a_config_error(port: int) -> None:
+async def test_an_invalid_port_is_a_config_error(port: int) -> None:
     with pytest.raises(ConfigError, match="not a port"):
         await make(HELLO, port=port).start()
 
@@ -451,7 +451,7 @@ async def test_client_that_says_nothing_is_cut_at_the_deadline() -> None:
         assert listener.timed_out_connections == 1
 
 
-async def test_a_drain_lets_running_requests_end_and_takes_no_new_ones() -> None:
+async def test_a_drain_finishes_running_requests_and_accepts_no_new_ones() -> None:
     blocker = Blocker()
     async with serving(HELLO, blocker.route()) as listener:
         busy, busy_writer = await blocker.enter(listener)
@@ -490,7 +490,7 @@ async def test_a_request_that_arrived_just_before_a_drain_is_answered() -> None:
     assert answer.endswith(b"hello")
 
 
-async def test_a_drain_cancels_what_does_not_end_in_time() -> None:
+async def test_a_drain_cancels_requests_that_exceed_its_time() -> None:
     blocker = Blocker()
     async with serving(blocker.route()) as listener:
         reader, writer = await blocker.enter(listener)
@@ -543,7 +543,7 @@ async def test_many_requests_at_once_leave_nothing_behind(client: aiohttp.Client
     assert listener.connections == 0
 
 
-async def test_what_the_listener_refuses_can_be_worded_otherwise(client: aiohttp.ClientSession) -> None:
+async def test_the_listeners_refusals_can_be_customized(client: aiohttp.ClientSession) -> None:
     def respond_error(problem: Problem) -> web.Response:
         return web.json_response({"mine": problem.message.split(":")[0]}, status=problem.status)
 

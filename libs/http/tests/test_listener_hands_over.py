@@ -58,7 +58,7 @@ async def until_refused(port: int) -> None:
             writer.close()
 
 
-async def test_an_address_that_is_only_held_is_not_answered_at() -> None:
+async def test_a_held_address_does_not_accept() -> None:
     listener = make()
     await listener.start(accept=False)
     try:
@@ -71,7 +71,7 @@ async def test_an_address_that_is_only_held_is_not_answered_at() -> None:
         await listener.aclose()
 
 
-async def test_one_that_is_closed_before_it_accepted_never_does() -> None:
+async def test_a_listener_closed_before_accepting_never_accepts() -> None:
     listener = make()
     await listener.start(accept=False)
 
@@ -82,7 +82,7 @@ async def test_one_that_is_closed_before_it_accepted_never_does() -> None:
         await asyncio.open_connection("127.0.0.1", listener.port)
 
 
-async def test_two_share_a_port_and_when_one_goes_the_other_answers_all(listener: Listener) -> None:
+async def test_the_other_listener_on_a_shared_port_takes_over(listener: Listener) -> None:
     other = make("other", port=listener.port)
     await other.start()
     both = {await ask(listener.port) for _ in range(50)}
@@ -95,7 +95,7 @@ async def test_two_share_a_port_and_when_one_goes_the_other_answers_all(listener
     assert left == {"other"}
 
 
-async def test_one_that_leaves_tells_every_client_to_come_anew_but_answers_all(listener: Listener) -> None:
+async def test_a_leaving_listener_closes_connections_after_their_answers(listener: Listener) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(REQUEST)
     before = await reader.readuntil(b"one")
@@ -112,7 +112,7 @@ async def test_one_that_leaves_tells_every_client_to_come_anew_but_answers_all(l
     assert await ask(listener.port) == "one"
 
 
-async def test_a_connection_that_only_the_kernel_has_made_when_a_drain_begins_is_answered(listener: Listener) -> None:
+async def test_a_connection_in_the_backlog_at_a_drain_is_answered(listener: Listener) -> None:
     # Without giving way to the loop, so that nobody has accepted them.
     clients = [socket.create_connection(("127.0.0.1", listener.port), timeout=5) for _ in range(5)]
     clients[0].sendall(REQUEST)
@@ -132,7 +132,7 @@ async def test_a_connection_that_only_the_kernel_has_made_when_a_drain_begins_is
         assert b"Connection: close" in answer
 
 
-async def test_a_client_that_was_let_in_last_may_still_say_what_it_wants(listener: Listener) -> None:
+async def test_the_last_accepted_client_may_still_send_its_request(listener: Listener) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     drain = asyncio.create_task(listener.drain_and_close(5))
     await until_refused(listener.port)
@@ -146,7 +146,7 @@ async def test_a_client_that_was_let_in_last_may_still_say_what_it_wants(listene
     assert answer.endswith(b"one")
 
 
-async def test_a_client_that_says_nothing_does_not_hold_a_drain_up_for_long(listener: Listener) -> None:
+async def test_a_silent_client_does_not_delay_a_drain(listener: Listener) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
 
     await asyncio.wait_for(listener.drain_and_close(30), 10)

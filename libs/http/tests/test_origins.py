@@ -67,7 +67,7 @@ async def house() -> AsyncIterator[House]:
     ],
 )
 @pytest.mark.parametrize(("method", "path"), [("POST", "/set"), ("DELETE", "/set"), ("POST", "/act")])
-async def test_without_a_token_no_page_of_another_site_changes_anything(
+async def test_without_a_token_foreign_pages_may_not_change_anything(
     house: House, method: str, path: str, headers: dict[str, str]
 ) -> None:
     status, answer = await house.ask(method, path, headers)
@@ -88,7 +88,7 @@ async def test_without_a_token_no_page_of_another_site_changes_anything(
         {"Origin": "http://127.0.0.1:PORT", "Sec-Fetch-Site": "same-origin"},
     ],
 )
-async def test_without_a_token_programs_and_own_pages_change_things(house: House, headers: dict[str, str]) -> None:
+async def test_without_a_token_programs_and_own_pages_may_change_things(house: House, headers: dict[str, str]) -> None:
     assert (await house.ask("POST", "/set", headers))[0] == 200
 
 
@@ -97,7 +97,7 @@ async def test_a_route_that_acts_serves_no_page_at_all(house: House) -> None:
     assert (await house.ask("POST", "/act", {"Origin": "http://127.0.0.1:PORT"}))[0] == 403
 
 
-async def test_what_only_shows_something_and_what_has_a_token_is_served_by_any_name(house: House) -> None:
+async def test_reads_and_requests_with_a_token_are_served_under_any_host_name(house: House) -> None:
     foreign = {"Origin": "http://ops.example", "Host": "ops.example"}
 
     assert (await house.ask("GET", "/set", foreign))[0] == 200

@@ -102,13 +102,13 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunks"])
 @pytest.mark.parametrize("coding", PACKERS)
-async def test_a_packed_body_is_read_as_what_was_packed(listener: Listener, coding: str, chunked: bool) -> None:
+async def test_a_compressed_body_is_decompressed(listener: Listener, coding: str, chunked: bool) -> None:
     answer = await post(listener, "/echo", PACKERS[coding](TEXT), coding, chunked=chunked)
 
     assert (status(answer), told(answer)) == (200, TEXT + TEXT)
 
 
-async def test_a_large_packed_body_is_read_too(listener: Listener) -> None:
+async def test_a_large_compressed_body_is_decompressed(listener: Listener) -> None:
     text = bytes(range(256)) * (LIMIT // 256)
 
     answer = await post(listener, "/echo", gzip.compress(text), "gzip")
@@ -128,13 +128,13 @@ async def test_members_of_a_gzip_body_are_one_text(listener: Listener) -> None:
     assert told(answer) == (TEXT + b"and more") * 2
 
 
-async def test_a_body_that_says_it_is_not_packed_is_taken_as_it_is(listener: Listener) -> None:
+async def test_an_identity_encoded_body_is_read_unchanged(listener: Listener) -> None:
     assert told(await post(listener, "/echo", b"plain", "identity")) == b"plainplain"
 
 
 @pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunks"])
 @pytest.mark.parametrize(("path", "expected"), [("/early", 200), ("/nowhere", 404), ("/guarded", 401)])
-async def test_nothing_is_unpacked_for_an_early_answer(
+async def test_an_early_answer_decompresses_nothing(
     listener: Listener, unpacked: list[int], path: str, expected: int, chunked: bool
 ) -> None:
     answer = await post(listener, path, BOMB, "gzip", chunked=chunked)
@@ -143,14 +143,14 @@ async def test_nothing_is_unpacked_for_an_early_answer(
     assert unpacked == []
 
 
-async def test_with_the_token_the_body_is_unpacked(listener: Listener) -> None:
+async def test_a_body_with_a_valid_token_is_decompressed(listener: Listener) -> None:
     answer = await post(listener, "/guarded", gzip.compress(TEXT), "gzip", f"authorization: Bearer {TOKEN}")
 
     assert told(answer) == TEXT + TEXT
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-async def test_no_more_is_unpacked_than_a_body_may_have(listener: Listener, unpacked: list[int], coding: str) -> None:
+async def test_decompression_stops_at_the_body_limit(listener: Listener, unpacked: list[int], coding: str) -> None:
     bomb = BOMB if coding == "gzip" else zlib.compress(bytes(1 << 26))
 
     answer = await post(listener, "/echo", bomb, coding)
@@ -166,9 +166,7 @@ async def test_a_body_that_is_just_within_the_limit_is_read() -> None:
         assert status(await post(listener, "/echo", gzip.compress(bytes(1001)), "gzip")) == 413
 
 
-async def test_what_unpacks_to_much_is_unpacked_in_a_thread(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_large_bodies_are_decompressed_in_a_thread(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     on_the_loop: list[int] = []
     original = packed.inflate
 
@@ -197,26 +195,26 @@ async def test_what_unpacks_to_much_is_unpacked_in_a_thread(
     ],
     ids=["no gzip at all", "cut off", "something behind it", "too many members", "nothing"],
 )
-async def test_a_body_that_is_not_packed_as_it_says_is_the_clients_fault(listener: Listener, body: bytes) -> None:
+async def test_a_body_that_contradicts_its_encoding_is_a_400(listener: Listener, body: bytes) -> None:
     answer = await post(listener, "/echo", body, "gzip")
 
     assert status(answer) == 400
     assert b"not encoded, as its header says" in told(answer)
 
 
-async def test_something_behind_a_deflate_body_is_the_clients_fault(listener: Listener) -> None:
+async def test_trailing_data_after_a_deflate_body_is_a_400(listener: Listener) -> None:
     assert status(await post(listener, "/echo", zlib.compress(TEXT) * 2, "deflate")) == 400
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "compress", "gzip, gzip", "nothing-known"])
-async def test_a_coding_that_is_not_known_is_told(listener: Listener, coding: str) -> None:
+async def test_an_unknown_content_encoding_is_a_415(listener: Listener, coding: str) -> None:
     answer = await post(listener, "/echo", TEXT, coding)
 
     assert status(answer) == 415
     assert b"Content-Encoding must be gzip, deflate or identity" in told(answer)
 
 
-async def test_of_a_body_behind_an_early_answer_only_so_much_is_read(listener: Listener) -> None:
+async def test_a_body_after_an_early_answer_is_read_up_to_a_bound(listener: Listener) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", listener.port)
     writer.write(b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000000\r\n\r\n")
     sent = 0

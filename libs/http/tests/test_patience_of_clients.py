@@ -35,10 +35,10 @@ async def test_the_timeout_of_the_official_sdks_is_a_deadline(headers: dict[str,
 
 
 @pytest.mark.parametrize("value", ["", "NOT_GIVEN", "nan", "inf", "-1", "None", "1_0_"])
-async def test_what_is_no_time_is_no_wish(value: str) -> None:
+async def test_an_invalid_timeout_header_sets_no_deadline(value: str) -> None:
     assert told(X_Stainless_Timeout=value) == Principal(key_id="k", tenant="t")
 
 
 @pytest.mark.parametrize(("value", "retries"), [("0", 0), ("2", 2), ("x", 0), ("-3", 0), ("1e400", 0)])
-async def test_the_sdks_tell_how_often_they_have_asked(value: str, retries: int) -> None:
+async def test_the_retry_count_header_is_read(value: str, retries: int) -> None:
     assert told(X_Stainless_Retry_Count=value).retries == retries

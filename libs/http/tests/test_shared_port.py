@@ -25,7 +25,7 @@ def server(port: int, *, share: bool, host: str = "127.0.0.1") -> socket.socket:
     return listening
 
 
-def test_processes_that_share_get_in_and_every_connection_reaches_one_that_listens() -> None:
+def test_sharing_processes_bind_and_every_connection_reaches_a_listener() -> None:
     with SharedPort("127.0.0.1", 0) as shared, server(shared.port, share=True) as one:
         with server(shared.port, share=True) as other:
             reached = set()
@@ -47,12 +47,12 @@ def test_processes_that_share_get_in_and_every_connection_reaches_one_that_liste
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_nobody_else_gets_in_even_while_no_process_listens(host: str) -> None:
+def test_other_servers_cannot_bind_a_shared_port(host: str) -> None:
     with SharedPort("127.0.0.1", 0) as shared, pytest.raises(OSError, match="in use"):
         server(shared.port, share=False, host=host)
 
 
-def test_a_second_one_is_refused_and_told_what_to_do() -> None:
+def test_a_second_owner_of_a_shared_port_is_refused() -> None:
     with SharedPort("127.0.0.1", 0) as shared, pytest.raises(ConfigError) as raised:
         SharedPort("127.0.0.1", shared.port).__enter__()
 
@@ -61,7 +61,7 @@ def test_a_second_one_is_refused_and_told_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_a_port_where_somebody_listens_is_refused_whether_they_would_share_it_or_not(share: bool) -> None:
+def test_a_port_in_use_is_refused_even_if_shareable(share: bool) -> None:
     with server(0, share=share) as taken, pytest.raises(ConfigError, match="the port is in use"):
         SharedPort("127.0.0.1", taken.getsockname()[1]).__enter__()
 

@@ -106,7 +106,7 @@ async def test_requests_are_answered_over_tls(pki: Pki, cert: str, key: str | No
     assert all(answer.endswith(b"hello over https") for answer in answers)
 
 
-async def test_it_works_on_uvloop_too(pki: Pki) -> None:
+async def test_tls_works_on_uvloop(pki: Pki) -> None:
     uvloop = pytest.importorskip("uvloop")
 
     async def scene() -> bytes:
@@ -126,7 +126,7 @@ async def test_it_works_on_uvloop_too(pki: Pki) -> None:
     assert (await asyncio.to_thread(run)).endswith(b"hello over https")
 
 
-async def test_who_speaks_no_tls_is_cut_and_leaves_room_for_others(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+async def test_plain_connections_are_cut_and_free_their_place(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
     async with serving(pki.settings(), max_connections=3, header_timeout=30) as listener:
         for number in range(10):
             with suppress(ConnectionError):
@@ -179,7 +179,7 @@ async def test_a_listener_can_be_closed_in_the_middle_of_a_handshake(pki: Pki) -
         writer.close()
 
 
-async def test_a_client_authority_lets_in_only_its_own(pki: Pki) -> None:
+async def test_a_client_ca_admits_only_its_own_certificates(pki: Pki) -> None:
     async with serving(pki.settings(ca="ca.pem")) as listener:
         known = await get(listener, pki.client(certificate=True))
         try:
@@ -233,7 +233,7 @@ def test_a_certificate_that_is_not_valid_now_is_named_with_its_key(pki: Pki, cer
         client_context(ClientTls(cert=Path(pki.path(cert)), key=Path(pki.path("server.key"))), "discovery.tls")
 
 
-def test_a_certificate_that_expires_soon_is_remarked_on(pki: Pki) -> None:
+def test_a_certificate_that_expires_soon_is_warned_about(pki: Pki) -> None:
     assert server_context(pki.settings("expiring.pem"), "admin.tls") is not None
     assert "expires on" in expiry_remark(pki.settings("expiring.pem"))
     # One of two days is new, as those of a mesh are.

@@ -29,7 +29,7 @@ async def read(watch: AsyncGenerator[WatchEvent, None], number: int) -> list[Wat
         return [await anext(watch) for _ in range(number)]
 
 
-async def test_a_watch_begins_with_what_is_there_below_its_prefix() -> None:
+async def test_a_watch_begins_with_the_records_under_its_prefix() -> None:
     fanout = Fanout()
     fanout.publish([WatchEvent(PUT, key, b"") for key in ("a/1", "b/1", "a/2")], synced=True)
 
@@ -38,7 +38,7 @@ async def test_a_watch_begins_with_what_is_there_below_its_prefix() -> None:
     assert events == [WatchEvent(PUT, "a/1", b""), WatchEvent(PUT, "a/2", b""), WatchEvent(SYNCED)]
 
 
-async def test_the_look_comes_before_the_snapshot() -> None:
+async def test_the_store_is_read_before_the_snapshot() -> None:
     fanout = Fanout()
 
     async def look() -> None:
@@ -47,7 +47,7 @@ async def test_the_look_comes_before_the_snapshot() -> None:
     assert await read(fanout.watch("", look), 2) == [WatchEvent(PUT, "a", b"1"), WatchEvent(SYNCED)]
 
 
-async def test_before_there_is_a_snapshot_a_watch_is_stale_and_then_current() -> None:
+async def test_a_watch_is_stale_until_the_first_snapshot() -> None:
     fanout = Fanout()
     watch = fanout.watch("", nothing)
     assert await read(watch, 1) == [WatchEvent(STALE)]
@@ -83,7 +83,7 @@ async def test_a_slow_reader_gets_the_newest_of_every_key() -> None:
     assert [await reading, *await read(watch, 1)] == [WatchEvent(PUT, "k1", b"999"), WatchEvent(PUT, "k0", b"1000")]
 
 
-async def test_closing_ends_those_that_read_and_those_that_wait_for_a_snapshot() -> None:
+async def test_closing_ends_reading_and_waiting_watches() -> None:
     fanout, unsynced = Fanout(), Fanout()
     fanout.publish([], synced=True)
     reading, waiting = fanout.watch("", nothing), unsynced.watch("", nothing)
@@ -100,7 +100,7 @@ async def test_closing_ends_those_that_read_and_those_that_wait_for_a_snapshot()
         assert await anext(fanout.watch("", nothing), None) is None
 
 
-async def test_a_watch_that_is_closed_is_told_nothing_more() -> None:
+async def test_a_closed_watch_gets_no_events() -> None:
     fanout = Fanout()
     fanout.publish([], synced=True)
     watch = fanout.watch("", nothing)
@@ -115,7 +115,7 @@ steps = st.lists(st.tuples(st.sampled_from(["put", "delete", "read"]), st.sample
 
 
 @given(steps, st.sampled_from(["", "a"]))
-async def test_what_a_watch_tells_adds_up_to_the_view(history: list[tuple[str, str]], prefix: str) -> None:
+async def test_the_events_of_a_watch_add_up_to_the_view(history: list[tuple[str, str]], prefix: str) -> None:
     fanout, told = Fanout(), dict[str, bytes]()
     fanout.publish([WatchEvent(PUT, "a", b"first")], synced=True)
     watch = fanout.watch(prefix, nothing)

@@ -30,7 +30,7 @@ async def hang(_: web.Request) -> web.Response:
     raise AssertionError
 
 
-async def test_a_request_brings_its_object() -> None:
+async def test_a_request_returns_its_json_object() -> None:
     async def echo(request: web.Request) -> web.Response:
         return web.json_response({"method": request.method, "body": await request.json(), "query": request.query["a"]})
 
@@ -40,7 +40,7 @@ async def test_a_request_brings_its_object() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"no", b"[1]", b"\xff"])
-async def test_what_is_no_object_is_none(body: bytes) -> None:
+async def test_a_non_object_answer_is_none(body: bytes) -> None:
     async def answer(_: web.Request) -> web.Response:
         return web.Response(body=body)
 
@@ -64,7 +64,7 @@ async def test_a_server_that_is_not_there_is_named() -> None:
     await client.aclose()
 
 
-async def test_a_server_that_speaks_no_http_is_told_apart() -> None:
+async def test_a_non_http_server_is_reported() -> None:
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"+HELLO\r\n\r\n")
         await writer.drain()
@@ -112,7 +112,7 @@ async def test_a_stream_brings_messages_until_it_ends() -> None:
 
 
 @pytest.mark.parametrize("path", ["array", "text"])
-async def test_a_line_that_is_no_message_is_told(path: str) -> None:
+async def test_a_malformed_stream_line_is_an_error(path: str) -> None:
     async with client_of(lines) as (client, url):
         async with client.deadline(url):
             response = await client.send("GET", f"{url}/{path}")

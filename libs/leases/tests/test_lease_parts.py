@@ -61,7 +61,7 @@ async def test_the_heartbeat_thread_beats_while_the_event_loop_is_blocked() -> N
 
 
 @pytest.mark.parametrize(("fails", "beats"), [(True, 1), (False, 0)], ids=["fails", "is closed"])
-async def test_a_lease_that_is_over_is_beaten_for_no_more_and_the_others_are(fails: bool, beats: int) -> None:
+async def test_heartbeats_stop_for_a_closed_lease_only(fails: bool, beats: int) -> None:
     thread, goes, stays = HeartbeatThread(), Counting(fails=fails), Counting()
     if not fails:
         await goes.aclose()
@@ -74,7 +74,7 @@ async def test_a_lease_that_is_over_is_beaten_for_no_more_and_the_others_are(fai
     assert goes.beats == beats
 
 
-async def test_lost_can_be_told_from_any_thread_and_after_the_loop() -> None:
+async def test_a_lease_can_be_marked_lost_from_any_thread() -> None:
     lease = Counting()
     await asyncio.to_thread(lease.mark_lost)
     async with asyncio.timeout(5):
@@ -89,7 +89,7 @@ async def test_lost_can_be_told_from_any_thread_and_after_the_loop() -> None:
     (await asyncio.to_thread(in_a_loop_that_ends)).mark_lost()
 
 
-async def test_a_look_returns_after_one_that_began_after_the_call() -> None:
+async def test_a_poll_returns_after_a_read_that_began_later() -> None:
     begun, gates = 0, [asyncio.Event(), asyncio.Event()]
 
     async def poll_once() -> None:
@@ -115,7 +115,7 @@ async def test_a_look_returns_after_one_that_began_after_the_call() -> None:
     await poller.aclose()
 
 
-async def test_a_look_that_fails_lets_go_of_those_that_wait_and_the_next_one_comes() -> None:
+async def test_a_failed_poll_releases_its_waiters_and_polling_goes_on() -> None:
     looks = asyncio.Queue[None]()
 
     async def poll_once() -> None:
@@ -131,7 +131,7 @@ async def test_a_look_that_fails_lets_go_of_those_that_wait_and_the_next_one_com
     await poller.poll()
 
 
-async def test_closing_lets_go_of_those_that_wait_for_a_look() -> None:
+async def test_closing_releases_the_waiters_of_a_poll() -> None:
     async def poll_once() -> None:
         await asyncio.Event().wait()
 
@@ -145,7 +145,7 @@ async def test_closing_lets_go_of_those_that_wait_for_a_look() -> None:
         await asyncio.gather(*waiting)
 
 
-def test_only_failures_that_count_in_a_row_exhaust_the_patience() -> None:
+def test_only_consecutive_failures_lose_a_lease() -> None:
     failures, error = LeaseFailureTracker(1, 10.0), CannotConnect("no")
 
     assert not failures.failed(error, 0.0, counts=True)
@@ -180,7 +180,7 @@ def test_settings_that_do_not_fit_into_the_ttl_are_named() -> None:
             check_ttl(ttl)
 
 
-def test_what_cannot_be_a_record_is_refused() -> None:
+def test_invalid_record_keys_and_values_are_refused() -> None:
     check_record("k" * MAX_KEY, b"")
     with pytest.raises(ValueError, match="must not be empty"):
         check_record("", b"")
@@ -191,7 +191,7 @@ def test_what_cannot_be_a_record_is_refused() -> None:
 
 
 @given(st.lists(st.binary(max_size=20)), st.integers(1, 7))
-def test_lines_are_the_same_in_whatever_pieces_they_come(parts: list[bytes], size: int) -> None:
+def test_lines_are_decoded_the_same_however_cut(parts: list[bytes], size: int) -> None:
     data = b"\n".join(part.replace(b"\n", b"") for part in parts) + b"\n"
     lines, found = LineDecoder(), list[bytes]()
 
@@ -211,7 +211,7 @@ def test_a_line_without_an_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         reader.feed(b"12345678901")
 
 
-async def test_a_loop_thread_runs_while_the_callers_loop_is_blocked_and_ends_what_runs() -> None:
+async def test_a_loop_thread_runs_while_the_callers_loop_is_blocked() -> None:
     closed = threading.Event()
 
     async def closing() -> None:
@@ -242,7 +242,7 @@ async def test_a_loop_thread_runs_while_the_callers_loop_is_blocked_and_ends_wha
     assert not any(other.name == "directory-test" for other in threading.enumerate())
 
 
-async def test_a_starting_process_waits_for_a_store_that_comes() -> None:
+async def test_a_starting_process_waits_for_its_store() -> None:
     tries = 0
 
     async def probe() -> None:
@@ -256,7 +256,7 @@ async def test_a_starting_process_waits_for_a_store_that_comes() -> None:
     assert tries == 2
 
 
-async def test_a_starting_process_does_not_wait_for_what_waiting_would_not_mend() -> None:
+async def test_a_starting_process_does_not_wait_on_permanent_errors() -> None:
     async def probe() -> None:
         raise CannotConnect("wrong password")
 
@@ -268,7 +268,7 @@ async def test_a_starting_process_does_not_wait_for_what_waiting_would_not_mend(
         await wait_for_store(probe, timeout=0, hopeless=lambda error: None, unreachable="url: {}; start it")
 
 
-async def test_a_starting_process_says_what_it_waits_for_and_once_per_reason_in_the_log(
+async def test_a_starting_process_logs_each_reason_of_its_wait_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     reasons = ["refused", "refused", "loading", "refused", "loading"]

@@ -110,7 +110,7 @@ async def test_a_put_registers_a_lease_that_the_store_has_forgotten() -> None:
         assert kept.store.leases[7] == {"a": b"1", "b": b"2"}
 
 
-async def test_a_record_that_is_missing_is_put_again_and_one_too_many_is_taken_back() -> None:
+async def test_missing_records_are_put_again_and_extra_ones_removed() -> None:
     async with Kept() as kept:
         await kept.maintainer.put("a", b"1")
 
@@ -129,7 +129,7 @@ async def test_a_record_that_was_never_confirmed_is_taken_back() -> None:
         await kept.holds({})
 
 
-async def test_a_record_whose_key_somebody_else_has_put_is_given_up() -> None:
+async def test_a_record_whose_key_another_lease_took_is_given_up() -> None:
     async with Kept() as kept:
         await kept.maintainer.put("a", b"1")
         kept.store.taken = {"a"}
@@ -142,7 +142,7 @@ async def test_a_record_whose_key_somebody_else_has_put_is_given_up() -> None:
         assert kept.store.leases[7] == {}
 
 
-async def test_a_store_that_is_away_is_waited_for_however_long_it_takes() -> None:
+async def test_an_unreachable_store_does_not_lose_the_lease() -> None:
     async with Kept(lost_after=0.0) as kept:
         await kept.maintainer.put("a", b"1")
         kept.store.failing = CannotConnect("away")
@@ -167,7 +167,7 @@ async def test_a_lease_that_is_refused_for_too_long_is_lost_and_keeps_nothing() 
             await kept.maintainer.put("b", b"2")
 
 
-async def test_refusals_with_something_else_in_between_begin_anew() -> None:
+async def test_only_consecutive_refusals_count() -> None:
     async with Kept(lost_after=0.05) as kept:
         for _ in range(4):
             # One refusal lasts for no time, however busy the machine is; all of them together last for too long.
@@ -179,7 +179,7 @@ async def test_refusals_with_something_else_in_between_begin_anew() -> None:
         assert not kept.lost.is_set()
 
 
-async def test_an_error_that_nobody_had_foreseen_does_not_end_the_heartbeats() -> None:
+async def test_an_unexpected_error_does_not_end_the_heartbeats() -> None:
     async with Kept() as kept:
         kept.store.failing = RuntimeError("surprise")
         await kept.beats(2)
@@ -190,7 +190,7 @@ async def test_an_error_that_nobody_had_foreseen_does_not_end_the_heartbeats() -
         await kept.holds({"a": b"1"})
 
 
-async def test_a_closed_lease_leaves_nothing_and_takes_nothing() -> None:
+async def test_a_closed_lease_removes_its_records_and_refuses_new_ones() -> None:
     async with Kept() as kept:
         await kept.maintainer.put("a", b"1")
 

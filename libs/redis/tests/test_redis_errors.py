@@ -59,7 +59,7 @@ WHERE = "Redis at store:1"
         (TimeoutError(), Fault.OTHER, f"{WHERE} cannot be reached: TimeoutError", None),
     ],
 )
-def test_a_fault_is_told_apart_and_names_the_setting(
+def test_each_fault_is_classified_and_names_its_setting(
     error: Exception, fault: Fault, message: str, setting: str | None
 ) -> None:
     failure = explain(SETTINGS, error)

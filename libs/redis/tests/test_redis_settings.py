@@ -30,7 +30,7 @@ def test_an_address_is_completed(given: str, full: str, tls: bool) -> None:
     assert settings.host in full
 
 
-def test_a_certificate_asks_for_encryption_whatever_the_scheme() -> None:
+def test_a_certificate_turns_tls_on_with_any_scheme() -> None:
     assert RedisSettings.model_validate({"url": "redis://host", "tls": {}}).wants_tls
 
 
@@ -52,7 +52,7 @@ test_settings_that_cannot_be_meant_are_refused = refused_settings(
 )
 
 
-def test_a_password_does_not_show() -> None:
+def test_a_password_is_hidden() -> None:
     settings = RedisSettings.model_validate({"password": "hunter2"})
 
     assert "hunter2" not in repr(settings) + settings.model_dump_json()

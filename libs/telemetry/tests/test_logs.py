@@ -73,7 +73,7 @@ def test_text_lines_can_be_read_by_people() -> None:
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_nobody_can_forge_a_line_or_steer_a_terminal(as_json: bool) -> None:
+def test_control_characters_are_escaped_in_log_lines(as_json: bool) -> None:
     stream = io.StringIO()
     logs.configure_logging("info", json=as_json, stream=stream)
 
@@ -161,7 +161,7 @@ def test_masking_takes_no_longer_than_a_line_is_long() -> None:
     assert time.process_time() - begun < 2
 
 
-def test_other_libraries_speak_from_warning_only() -> None:
+def test_other_libraries_log_from_warning_up() -> None:
     stream = io.StringIO()
     logs.configure_logging("debug", json=True, stream=stream)
 
@@ -173,7 +173,7 @@ def test_other_libraries_speak_from_warning_only() -> None:
     assert [row["message"] for row in rows(stream)] == ["trouble", "detail"]
 
 
-def test_the_level_holds_back_what_is_below() -> None:
+def test_records_below_the_level_are_dropped() -> None:
     stream = io.StringIO()
     logs.configure_logging("ERROR", json=True, stream=stream)
 
@@ -204,7 +204,7 @@ def test_configuring_again_replaces_and_shutdown_is_safe_twice() -> None:
     assert (root.handlers, root.level) == (handlers, level)
 
 
-def test_fields_never_replace_what_every_line_has() -> None:
+def test_fields_never_override_the_standard_keys() -> None:
     stream = io.StringIO()
     logs.configure_logging("info", json=True, stream=stream)
 
@@ -216,7 +216,7 @@ def test_fields_never_replace_what_every_line_has() -> None:
     assert row["odd"] == "<class 'object'>"
 
 
-def test_an_output_that_nobody_reads_blocks_neither_the_caller_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unread_output_blocks_neither_logging_nor_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_WAITING", 10)
     monkeypatch.setattr(logs, "FLUSH_TIMEOUT", 0.05)
     reader, writer = os.pipe()

@@ -91,7 +91,7 @@ def test_readers_of_the_registry_see_exact_names_too() -> None:
     assert value("c_count", {"zone": "b"}) == 1
 
 
-def test_a_collector_of_a_plugin_is_rendered_beside_ours() -> None:
+def test_a_plugins_collector_is_rendered_with_ours() -> None:
     metrics = Metrics()
     metrics.gauge("ours", "Ours.").labels().set(1)
     Gauge("theirs", "Theirs.", registry=metrics.registry).set(2)
@@ -123,7 +123,7 @@ def test_scopes_with_the_same_common_labels_share_a_family() -> None:
     assert 'depth{rank="0",worker="2"} 2.0' in text
 
 
-def test_asking_for_the_same_metric_again_gives_the_same_child() -> None:
+def test_the_same_metric_returns_the_same_child() -> None:
     metrics = Metrics()
 
     metrics.counter("a_total", "A.", ("x",)).labels("1").inc()
@@ -180,7 +180,7 @@ def test_a_counter_does_not_go_down() -> None:
         counter.inc(-1)
 
 
-def test_a_removed_child_is_gone_and_removing_twice_is_fine() -> None:
+def test_removing_a_child_is_idempotent() -> None:
     metrics = Metrics(labels={"zone": "b"})
     family = metrics.gauge("depth", "Depth.", ("rank",))
     family.labels("0").set(1)
@@ -234,7 +234,7 @@ def test_half_a_surrogate_pair_in_a_label_does_not_cost_the_page() -> None:
     assert b'g{x="?"} 1.0' in metrics.render_now()
 
 
-async def test_a_rendering_is_given_out_again_for_a_while() -> None:
+async def test_a_rendering_is_cached_for_a_while() -> None:
     metrics = Metrics(cache_seconds=3600)
     gauge = metrics.gauge("g", "G.").labels()
 
@@ -246,7 +246,7 @@ async def test_a_rendering_is_given_out_again_for_a_while() -> None:
     assert b"g 1.0" in metrics.render_now()
 
 
-async def test_a_rendering_is_not_given_out_again_after_a_change_that_must_show() -> None:
+async def test_a_change_that_must_show_invalidates_the_rendering() -> None:
     metrics = Metrics(cache_seconds=3600)
     gauge = metrics.gauge("g", "G.").labels()
 
@@ -272,7 +272,7 @@ class Slow:
         return []
 
 
-async def test_who_asks_after_a_change_shares_the_next_rendering_and_not_the_one_under_way() -> None:
+async def test_callers_after_a_change_share_the_next_rendering() -> None:
     metrics = Metrics(cache_seconds=3600)
     gauge = metrics.gauge("g", "G.").labels()
     slow = Slow(metrics)
@@ -290,7 +290,7 @@ async def test_who_asks_after_a_change_shares_the_next_rendering_and_not_the_one
     assert slow.made == 2
 
 
-async def test_who_asks_while_a_rendering_takes_long_shares_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_callers_during_a_slow_rendering_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(metrics_module, "time", SimpleNamespace(monotonic=lambda: now))
     metrics = Metrics(cache_seconds=1)

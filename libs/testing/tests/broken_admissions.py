@@ -104,19 +104,19 @@ class TestWithoutAFault(Broken):
 
 TestLetsEverybodyIn = Broken.failing(
     "test_a_request_is_refused_while_all_workers_are_busy",
-    "test_a_refusal_says_when_to_come_back",
+    "test_a_refusal_has_a_retry_after",
     "test_every_pool_that_is_needed_must_have_a_free_worker",
-    "test_it_lets_in_again_once_a_worker_is_free",
-    "test_the_deadline_of_who_asks_bounds_a_wait",
+    "test_requests_are_admitted_again_once_a_worker_is_free",
+    "test_the_clients_deadline_bounds_a_wait",
     "test_a_refusal_leaves_nothing_behind",
-    "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
+    "test_a_request_cancelled_while_asking_leaves_nothing_behind",
     full=lambda real, self, pools: False,
 )
 
 
 TestWantsAllWorkersFree = Broken.failing(
     "test_one_free_worker_is_enough",
-    "test_it_lets_in_again_once_a_worker_is_free",
+    "test_requests_are_admitted_again_once_a_worker_is_free",
     full=lambda real, self, pools: any(len(pool.eligible()) < len(pool.instances) for pool in pools),
 )
 
@@ -165,31 +165,31 @@ def _stays_closed_once_it_was(real: Any, self: Any, pools: Any) -> Any:
 
 
 TestStaysClosedOnceItWas = Broken.failing(
-    "test_it_lets_in_again_once_a_worker_is_free",
-    "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
+    "test_requests_are_admitted_again_once_a_worker_is_free",
+    "test_a_request_cancelled_while_asking_leaves_nothing_behind",
     closed=False,
     full=_stays_closed_once_it_was,
 )
 
 
 TestNeverLetsAnybodyIn = Broken.failing(
-    "test_a_request_is_let_in_while_workers_are_free",
+    "test_a_request_is_admitted_while_workers_are_free",
     "test_one_free_worker_is_enough",
     "test_every_pool_that_is_needed_must_have_a_free_worker",
     "test_a_pool_without_workers_is_not_an_overload",
     "test_a_model_is_not_refused_for_the_load_of_another",
-    "test_it_lets_in_again_once_a_worker_is_free",
+    "test_requests_are_admitted_again_once_a_worker_is_free",
     "test_a_load_at_the_threshold_is_not_over_it",
     "test_a_released_permit_leaves_nothing_behind",
     "test_permits_are_released_in_any_order",
-    "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
-    "test_a_place_is_free_again_for_exactly_one_once_it_is_released",
+    "test_a_request_cancelled_while_asking_leaves_nothing_behind",
+    "test_a_released_place_admits_exactly_one_request",
     full=lambda real, self, pools: True,
 )
 
 
 TestDoesNotSayWhenToComeBack = Broken.failing(
-    "test_a_refusal_says_when_to_come_back", retry_after=lambda real, self, model: 0.0
+    "test_a_refusal_has_a_retry_after", retry_after=lambda real, self, model: 0.0
 )
 
 
@@ -201,10 +201,10 @@ async def _waits_forever(real: Any, self: Any, request: Any, principal: Any, poo
 
 TestWaitsForever = Broken.failing(
     "test_a_request_is_refused_while_all_workers_are_busy",
-    "test_a_refusal_says_when_to_come_back",
+    "test_a_refusal_has_a_retry_after",
     "test_every_pool_that_is_needed_must_have_a_free_worker",
-    "test_it_lets_in_again_once_a_worker_is_free",
-    "test_the_deadline_of_who_asks_bounds_a_wait",
+    "test_requests_are_admitted_again_once_a_worker_is_free",
+    "test_the_clients_deadline_bounds_a_wait",
     "test_a_refusal_leaves_nothing_behind",
     admit=_waits_forever,
 )
@@ -217,7 +217,7 @@ async def _ignores_the_deadline_of_who_asks(real: Any, self: Any, request: Any, 
 
 
 TestIgnoresTheDeadlineOfWhoAsks = Broken.failing(
-    "test_the_deadline_of_who_asks_bounds_a_wait", admit=_ignores_the_deadline_of_who_asks
+    "test_the_clients_deadline_bounds_a_wait", admit=_ignores_the_deadline_of_who_asks
 )
 
 
@@ -254,7 +254,7 @@ async def _counts_who_looks_admit(real: Any, self: Any, request: Any, principal:
 
 
 TestCountsWhoLooks = Broken.failing(
-    "test_a_look_before_holds_nothing", looks=0, precheck=_counts_who_looks_precheck, admit=_counts_who_looks_admit
+    "test_a_precheck_holds_nothing", looks=0, precheck=_counts_who_looks_precheck, admit=_counts_who_looks_admit
 )
 
 
@@ -267,7 +267,7 @@ async def _keeps_the_place_of_who_gave_up(real: Any, self: Any, request: Any, pr
 
 
 TestKeepsThePlaceOfWhoGaveUp = Broken.failing(
-    "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind", admit=_keeps_the_place_of_who_gave_up
+    "test_a_request_cancelled_while_asking_leaves_nothing_behind", admit=_keeps_the_place_of_who_gave_up
 )
 
 
@@ -307,7 +307,7 @@ def _lets_in_two_for_one_that_leaves(real: Any, self: Any) -> Any:
 
 
 TestLetsInTwoForOneThatLeaves = Broken.failing(
-    "test_a_place_is_free_again_for_exactly_one_once_it_is_released", bonus=0, pass_on=_lets_in_two_for_one_that_leaves
+    "test_a_released_place_admits_exactly_one_request", bonus=0, pass_on=_lets_in_two_for_one_that_leaves
 )
 
 
@@ -356,17 +356,18 @@ TestALimitThatComesBackWithoutAFault = BrokenLimit.failing(
 
 
 TestSaysThatWorkersAreBusyForALimit = BrokenLimit.failing(
-    "test_a_client_over_its_limit_is_told_so", over=lambda real, self: ServiceOverloaded(retry_after=7.0)
+    "test_a_client_over_its_limit_is_refused_with_the_reason",
+    over=lambda real, self: ServiceOverloaded(retry_after=7.0),
 )
 
 
 TestSaysNothingOfTheLimit = BrokenLimit.failing(
-    "test_a_client_over_its_limit_is_told_so", over=lambda real, self: QuotaExceeded(" ")
+    "test_a_client_over_its_limit_is_refused_with_the_reason", over=lambda real, self: QuotaExceeded(" ")
 )
 
 
 TestDoesNotSayWhenTheLimitIsWholeAgain = BrokenLimit.failing(
-    "test_a_client_over_its_limit_is_told_so",
+    "test_a_client_over_its_limit_is_refused_with_the_reason",
     over=lambda real, self: RateLimited("eight requests a minute", retry_after=0.0),
 )
 
@@ -387,14 +388,14 @@ async def _has_no_limit_though_it_says_so(real: Any, self: Any, request: Any, pr
 
 
 TestHasNoLimitThoughItSaysSo = BrokenLimit.failing(
-    "test_a_client_over_its_limit_is_told_so",
+    "test_a_client_over_its_limit_is_refused_with_the_reason",
     "test_a_refusal_for_a_limit_leaves_nothing_behind",
     admit=_has_no_limit_though_it_says_so,
 )
 
 
 TestRefusesByLoadThoughItSaysNot = BrokenLimit.failing(
-    "test_one_that_does_not_refuse_by_load_lets_in_while_all_workers_are_busy",
+    "test_an_admission_that_ignores_load_admits_while_workers_are_busy",
     ARMS_THRESHOLDS=True,
     full=lambda real, self, pools: Small.full(self, pools),
 )
@@ -411,6 +412,6 @@ async def _keeps_the_place_of_one_that_gave_up_at_its_limit(
 
 
 TestKeepsThePlaceOfOneThatGaveUpAtItsLimit = BrokenLimit.failing(
-    "test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind",
+    "test_a_request_cancelled_while_asking_leaves_nothing_behind",
     admit=_keeps_the_place_of_one_that_gave_up_at_its_limit,
 )

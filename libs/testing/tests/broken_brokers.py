@@ -109,9 +109,9 @@ def each_message_alone(real: Any, self: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 TestSendsEachMessageAlone = Broken.failing(
-    "test_far_fewer_messages_than_tokens_pass_the_server",
+    "test_far_fewer_messages_than_tokens_reach_the_server",
     "test_the_rows_of_all_streams_in_one_turn_leave_in_one_message",
-    "test_all_that_a_worker_has_to_say_in_one_turn_leaves_in_one_message",
+    "test_all_output_of_a_worker_in_one_turn_leaves_in_one_message",
     fault=each_message_alone,
 )
 
@@ -122,9 +122,9 @@ def one_part_only(real: Any, self: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 TestSendsOnePartOnly = Broken.failing(
-    "test_what_is_too_large_for_one_message_arrives_in_parts",
+    "test_a_message_over_the_limit_arrives_in_parts",
     "test_small_answers_pass_between_the_parts_of_large_ones",
-    "test_what_was_said_before_closing_still_arrives",
+    "test_messages_sent_before_closing_still_arrive",
     fault=one_part_only,
 )
 
@@ -136,8 +136,8 @@ TestIgnoresTheLimitOfTheWorker = Broken.failing(
 
 
 TestDoesNotNoticeAbsence = Broken.failing(
-    "test_an_address_nobody_listens_at_is_told_at_once",
-    "test_another_run_of_a_worker_with_the_same_id_is_not_taken_for_it",
+    "test_a_call_to_an_address_without_listener_fails_at_once",
+    "test_a_restarted_worker_with_the_same_id_is_not_mistaken_for_it",
     "test_a_worker_that_dies_is_noticed_by_its_callers",
     "test_a_caller_that_dies_is_noticed_by_its_workers",
     fault=lambda real, self, patch: patch.setattr(Link, "absent", lambda self: None),
@@ -159,9 +159,7 @@ def one_link_name(real: Any, self: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CallerLink, "__init__", named_alike)
 
 
-TestNamesLinksAlike = Broken.failing(
-    "test_a_caller_that_was_away_is_told_apart_from_its_former_self", fault=one_link_name
-)
+TestNamesLinksAlike = Broken.failing("test_a_reconnected_caller_gets_a_new_link", fault=one_link_name)
 
 
 TestNamesCallersAlike = Broken.failing(
@@ -185,9 +183,7 @@ def endless_silence(real: Any, self: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Liveness, "check", patient)
 
 
-TestIsPatientForEver = Broken.failing(
-    "test_an_end_that_is_there_but_silent_is_given_up_in_the_end", fault=endless_silence
-)
+TestIsPatientForEver = Broken.failing("test_a_silent_end_is_given_up", fault=endless_silence)
 
 
 TestHidesThatAnAcceptanceIsLate = Broken.failing(
@@ -210,7 +206,7 @@ def numbers_ignored(real: Any, self: Any, patch: pytest.MonkeyPatch) -> None:
 TestIgnoresTheNumbersOfFragments = Broken.failing(
     "test_a_message_that_comes_twice_ends_the_streams_of_its_link_only",
     "test_a_lost_message_of_the_caller_is_noticed_by_the_worker",
-    "test_the_end_of_a_stream_that_is_lost_is_noticed_though_nothing_follows_it",
+    "test_a_lost_end_of_a_stream_is_noticed",
     fault=numbers_ignored,
 )
 
@@ -229,7 +225,7 @@ def everything_trusted(real: Any, self: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Calls, "on_rows", rows_of_any_number)
 
 
-TestTrustsWhatArrives = Broken.failing("test_no_stream_lies_whatever_message_suffers", fault=everything_trusted)
+TestTrustsWhatArrives = Broken.failing("test_no_damaged_message_corrupts_a_stream", fault=everything_trusted)
 
 
 def losses_hidden(real: Any, self: Any, patch: pytest.MonkeyPatch) -> None:
@@ -239,7 +235,7 @@ def losses_hidden(real: Any, self: Any, patch: pytest.MonkeyPatch) -> None:
 
 TestEndsBrokenStreamsWell = Broken.failing(
     "test_open_calls_end_when_the_server_dies",
-    "test_many_restarts_of_the_server_leave_no_stream_that_lies",
+    "test_many_server_restarts_corrupt_no_stream",
     fault=losses_hidden,
 )
 
@@ -308,7 +304,7 @@ class WithoutAnswers(RedisTransport):
 
 
 TestDoesNotAnswerProbes = Broken.failing(
-    "test_after_a_restart_of_the_server_a_busy_worker_is_still_told_from_a_dead_one",
+    "test_a_busy_worker_survives_a_server_restart",
     fault=lambda real, self, patch: patch.setattr(redis_bench.RedisBench, "TRANSPORT", WithoutAnswers),
 )
 
@@ -335,9 +331,7 @@ def links_kept(real: Any, self: Any, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(kind, "unused", lambda self, seconds: None)
 
 
-TestKeepsUnusedLinks = Broken.failing(
-    "test_a_link_that_is_not_used_is_forgotten_by_both_ends_and_made_again", fault=links_kept
-)
+TestKeepsUnusedLinks = Broken.failing("test_an_unused_link_is_dropped_and_reopened", fault=links_kept)
 
 
 TestDoesNotRenewLinks = Broken.failing(

@@ -68,7 +68,7 @@ def swapped(seen: list[Event], event: Event) -> list[Event]:
 
 TestReorders = Broken.failing(
     "test_events_arrive_in_the_order_they_were_sent",
-    "test_what_was_dropped_shows_as_a_gap_in_the_numbers",
+    "test_dropped_events_show_as_a_gap_in_the_numbers",
     subscribe=items(swapped),
 )
 
@@ -84,12 +84,12 @@ TestNumbersAllSourcesTogether = Broken.failing(
 )
 # A subscriber cannot know what it missed: each event has the number of events it has received.
 TestNumbersFromZeroForEverybody = Broken.failing(
-    "test_what_was_dropped_shows_as_a_gap_in_the_numbers",
+    "test_dropped_events_show_as_a_gap_in_the_numbers",
     subscribe=items(lambda seen, event: [(event[0], sum(one[0] == event[0] for one in seen), event[2])]),
 )
 TestRepeatsNumbers = Broken.failing(
     "test_the_numbers_of_a_source_count_up_by_one",
-    "test_what_was_dropped_shows_as_a_gap_in_the_numbers",
+    "test_dropped_events_show_as_a_gap_in_the_numbers",
     subscribe=items(lambda seen, event: [(event[0], event[1] - (event[2] == b"30"), event[2])]),
 )
 TestTellsAnotherSource = Broken.failing(
@@ -143,15 +143,15 @@ async def hear_the_known(real: Any, self: Any, subject: str, directory: Discover
 
 
 TestKnowsOnlyPublishersThatWereThereBefore = Broken.failing(
-    "test_a_subscriber_hears_publishers_that_come_later",
+    "test_a_subscriber_receives_from_later_publishers",
     "test_a_publisher_that_closes_leaves_the_subscription_to_the_others",
     __init__=own(known=lambda self: set()),
     publisher=first(lambda self, subject, lease: self.known.add(lease.id)),
     subscribe=hear_the_known,
 )
 TestHasNoBound = Broken.failing(
-    "test_more_than_is_kept_is_dropped_and_told_to_the_sender",
-    "test_what_was_dropped_shows_as_a_gap_in_the_numbers",
+    "test_events_over_the_backlog_are_dropped_and_reported_to_the_sender",
+    "test_dropped_events_show_as_a_gap_in_the_numbers",
     backlog=1_000_000,
 )
 TestCutsPayloads = Broken.failing(
@@ -234,7 +234,7 @@ TestDoesNotSurviveABrokenConnection = Broken.failing(
     },
 )
 TestForgetsWhatWaitsWhenItCloses = Broken.failing(
-    "test_what_was_sent_before_the_sender_closes_still_arrives",
+    "test_events_sent_before_the_sender_closes_still_arrive",
     kit={
         "closing": lambda real, self, plane: {
             "close_sender": lambda: nothing(

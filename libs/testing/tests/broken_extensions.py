@@ -106,7 +106,7 @@ class TestSound(_Kit):
 
 
 TestOfFrontendsBesideWorkers = _Kit.failing(
-    "test_it_starts_in_each_of_its_roles",
+    "test_the_extension_starts_in_each_of_its_roles",
     start=first(lambda self: self.services.requests.subscribe() if self.services.role == "worker" else None),
 )
 
@@ -116,11 +116,11 @@ async def fail(self: Any) -> None:
 
 
 TestFailsSoonBesideWorkers = _Kit.failing(
-    "test_it_starts_in_each_of_its_roles",
+    "test_the_extension_starts_in_each_of_its_roles",
     start=then(lambda self: self.spawn(fail(self), name="fail") and None if self.services.role == "worker" else None),
 )
 TestClosesOnceOnly = _Kit.failing(
-    "test_it_can_be_closed_twice_and_without_a_start", "test_it_closes_while_events_come", aclose=closes_once
+    "test_it_can_be_closed_twice_and_without_a_start", "test_the_extension_closes_while_events_come", aclose=closes_once
 )
 
 
@@ -131,7 +131,7 @@ async def close_what_has_started(real: Any, self: Any) -> None:
 
 TestClosesOnlyWhatHasStarted = _Kit.failing(
     "test_it_can_be_closed_twice_and_without_a_start",
-    "test_it_starts_in_each_of_its_roles",
+    "test_the_extension_starts_in_each_of_its_roles",
     aclose=close_what_has_started,
 )
 
@@ -144,7 +144,7 @@ async def wait_for_the_last_event(self: Any) -> None:
 
 
 TestWaitsForTheLastEvent = _Kit.failing(
-    "test_it_closes_while_events_come", aclose=first(wait_for_the_last_event), seen=0, note=adding("seen")
+    "test_the_extension_closes_while_events_come", aclose=first(wait_for_the_last_event), seen=0, note=adding("seen")
 )
 TestRunsOn = _Kit.failing(
     "test_no_task_and_no_thread_is_left_behind",
@@ -175,9 +175,9 @@ async def trip(real: Any, self: Any, http: web.Request) -> web.StreamResponse:
     return web.json_response((await http.json())["model"])
 
 
-TestTripsOverBodies = _Kit.failing("test_each_route_answers_whatever_it_is_asked", add=trip)
+TestTripsOverBodies = _Kit.failing("test_each_route_answers_any_request", add=trip)
 TestNeverAnswers = _Kit.failing(
-    "test_each_route_answers_whatever_it_is_asked", show=first(lambda self, http: asyncio.Event().wait())
+    "test_each_route_answers_any_request", show=first(lambda self, http: asyncio.Event().wait())
 )
 
 
@@ -204,7 +204,7 @@ def know_every_request(real: Any, self: Any, event: RequestEvent) -> None:
     self.tokens[event.request_id] = 0 if isinstance(event, RequestReceived) else self.tokens[event.request_id] + 1
 
 
-TestKnowsEveryRequest = _Kit.failing("test_it_survives_events_of_all_kinds", note=know_every_request)
+TestKnowsEveryRequest = _Kit.failing("test_the_extension_survives_events_of_all_kinds", note=know_every_request)
 TestLogsItsAddress = _Kit.failing(
     "test_a_secret_setting_is_never_shown",
     start=then(lambda self: log.info("the ledger is at %s", self.config.url)),

@@ -157,7 +157,7 @@ TestOtherTokens = _Kit.failing(
 
 
 TestTakesAnyTokenizer = _Kit.failing(
-    "test_a_tokenizer_that_cannot_be_made_is_told_as_such",
+    "test_an_unloadable_tokenizer_is_a_config_error",
     load_tokenizer=lambda real, self, kind, files: ByteTokenizer(),
 )
 
@@ -186,7 +186,7 @@ TestMixesRequests = _Kit.failing("test_requests_side_by_side_do_not_mix", last=N
 
 
 TestOneStatusForAll = _Kit.failing(
-    "test_an_error_has_the_status_that_the_table_of_core_gives",
+    "test_an_error_has_the_status_of_cores_table",
     failed=lambda real, self, error, inflight: (inflight.fail("internal", 500), web.Response(status=500))[1],
 )
 

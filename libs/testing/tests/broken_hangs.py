@@ -74,7 +74,7 @@ class TestTakesTheBusyForDead(Broken):
 
         monkeypatch.setattr("dynamo_plugin_transport_tcp.calling.probe", probe)
 
-    FAILS = frozenset({"test_a_worker_whose_event_loop_is_busy_is_waited_for"})
+    FAILS = frozenset({"test_a_worker_with_a_busy_event_loop_is_not_given_up"})
 
 
 class TestTakesTheDeadForBusy(Broken):
@@ -87,7 +87,7 @@ class TestTakesTheDeadForBusy(Broken):
 
     FAILS = frozenset(
         {
-            "test_a_frozen_worker_is_given_up_whatever_its_calls_wait_for",
+            "test_a_frozen_worker_is_given_up_in_every_phase_of_a_call",
             "test_a_worker_that_is_frozen_while_its_event_loop_is_busy_is_given_up",
             "test_a_call_is_accepted_before_its_handler_can_hold_the_event_loop",
             "test_a_connection_that_carries_nothing_back_is_given_up",
@@ -120,6 +120,6 @@ class TestAcceptsWithTheFirstItem(Broken):
         {
             "test_a_call_is_accepted_before_its_handler_can_hold_the_event_loop",
             # One of its calls waits for its first item.
-            "test_a_frozen_worker_is_given_up_whatever_its_calls_wait_for",
+            "test_a_frozen_worker_is_given_up_in_every_phase_of_a_call",
         }
     )

@@ -51,12 +51,12 @@ TestLosesText = _Thoughts.failing(
 
 
 TestForgetsThePrompt = _Thoughts.failing(
-    "test_reasoning_and_content_are_told_apart", __init__=lambda real, self, prompt: real("")
+    "test_reasoning_and_content_are_separated", __init__=lambda real, self, prompt: real("")
 )
 
 
 TestFindsCalls = _Thoughts.failing(
-    "test_it_finds_no_calls",
+    "test_a_reasoning_parser_finds_no_calls",
     starred=False,
     feed=lambda real, self, text: (put(self, starred=self.starred or "*" in text), real(text))[1],
     finish=lambda real, self: [ToolCallStart(0, "x", "f")] if self.starred else [],
@@ -69,7 +69,7 @@ def _reads_pieces(real: Any, self: Any, text: Any) -> Any:
 
 
 TestReadsPieces = _Thoughts.failing(
-    "test_any_cut_of_a_text_gives_the_same", "test_parsers_of_two_choices_do_not_mix", feed=_reads_pieces
+    "test_any_cut_of_a_text_parses_the_same", "test_parsers_of_two_choices_do_not_mix", feed=_reads_pieces
 )
 
 

@@ -126,7 +126,7 @@ class TestWithoutAFault(Broken):
 
 TestTrimsWhatItKeeps = Broken.failing(
     "test_a_record_is_read_as_it_was_written",
-    "test_what_was_used_longest_ago_is_forgotten_first",
+    "test_the_least_recently_used_record_is_evicted_first",
     "test_the_owner_that_holds_the_most_makes_room",
     write=lambda real, self, place, value, ttl: real(place, value.strip(b"\x00"), ttl),
 )
@@ -136,22 +136,22 @@ TestAnswersInAnOrderOfItsOwn = Broken.failing(
     "test_a_record_is_read_as_it_was_written",
     "test_records_come_in_the_order_that_was_asked_and_missing_ones_are_none",
     "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
-    "test_what_was_used_longest_ago_is_forgotten_first",
+    "test_the_least_recently_used_record_is_evicted_first",
     get=lambda real, self, owner, keys, ttl=None: real(owner, sorted(keys), ttl),
 )
 
 
 TestKeepsTheFirst = Broken.failing(
     "test_a_record_is_replaced",
-    "test_nothing_is_written_unless_all_that_is_expected_is_there",
-    "test_of_writers_at_the_same_time_none_loses_what_another_wrote",
+    "test_a_write_needs_all_expected_values",
+    "test_concurrent_writers_lose_no_update",
     "test_another_process_sees_a_record_once_it_is_written",
     write=lambda real, self, place, value, ttl: real(place, self.live(place) or value, ttl),
 )
 
 
 TestJoinsOwnerAndKey = Broken.failing(
-    "test_an_owner_sees_its_own_records_only",
+    "test_an_owner_sees_only_its_own_records",
     "test_the_owner_that_holds_the_most_makes_room",
     place=lambda real, self, owner, key: (self.services.namespace, "", owner.rstrip("x").removeprefix("x") + key),
 )
@@ -163,24 +163,24 @@ TestKnowsNoNamespaces = Broken.failing(
 
 
 TestForgetsNothingByTime = Broken.failing(
-    "test_a_record_is_gone_after_its_life",
+    "test_a_record_expires",
     "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
-    "test_a_look_without_a_life_does_not_change_it",
+    "test_a_read_without_a_life_does_not_extend_it",
     live=lambda real, self, place: self.shelf[place][0] if place in self.shelf else None,
 )
 
 
 TestRenewsNothing = Broken.failing(
     "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
-    "test_what_was_used_longest_ago_is_forgotten_first",
+    "test_the_least_recently_used_record_is_evicted_first",
     renew=lambda real, self, place, value, ttl: None,
 )
 
 
 TestRenewsWithEveryLook = Broken.failing(
-    "test_a_record_is_gone_after_its_life",
+    "test_a_record_expires",
     "test_a_record_that_is_read_with_a_life_has_that_from_then_on",
-    "test_a_look_without_a_life_does_not_change_it",
+    "test_a_read_without_a_life_does_not_extend_it",
     get=lambda real, self, owner, keys, ttl=None: real(owner, keys, 600.0 if ttl is None else ttl),
 )
 
@@ -194,7 +194,7 @@ async def _writes_whatever_is_expected(
 
 
 TestWritesWhateverIsExpected = Broken.failing(
-    "test_nothing_is_written_unless_all_that_is_expected_is_there", put=_writes_whatever_is_expected
+    "test_a_write_needs_all_expected_values", put=_writes_whatever_is_expected
 )
 
 
@@ -204,7 +204,7 @@ async def _lets_others_come_between_get(real: Any, self: Any, owner: Any, keys: 
 
 
 TestLetsOthersComeBetween = Broken.failing(
-    "test_of_writers_at_the_same_time_none_loses_what_another_wrote",
+    "test_concurrent_writers_lose_no_update",
     wait=lambda real, self: asyncio.sleep(0),
     get=_lets_others_come_between_get,
 )
@@ -233,8 +233,8 @@ async def _writes_later_delete(real: Any, self: Any, owner: Any, keys: Any) -> A
 TestWritesLater = Broken.failing(
     "test_another_process_sees_a_record_once_it_is_written",
     "test_records_outlive_the_process",
-    "test_of_writers_at_the_same_time_none_loses_what_another_wrote",
-    "test_what_was_used_longest_ago_is_forgotten_first",
+    "test_concurrent_writers_lose_no_update",
+    "test_the_least_recently_used_record_is_evicted_first",
     __init__=own(own=lambda self: {}),
     live=_writes_later_live,
     write=_writes_later_write,
@@ -244,7 +244,7 @@ TestWritesLater = Broken.failing(
 
 
 TestTakesWhateverComes = Broken.failing(
-    "test_what_can_never_fit_is_refused_and_changes_nothing", fits=lambda real, self, records: True
+    "test_an_oversized_write_is_refused_without_effect", fits=lambda real, self, records: True
 )
 
 
@@ -264,7 +264,7 @@ def _forgets_the_newest(real: Any, self: Any) -> Any:
 
 
 TestForgetsTheNewest = Broken.failing(
-    "test_what_was_used_longest_ago_is_forgotten_first", make_room=_forgets_the_newest
+    "test_the_least_recently_used_record_is_evicted_first", make_room=_forgets_the_newest
 )
 
 
@@ -273,4 +273,4 @@ TestSaysNothingOfBeingAway = Broken.failing(
 )
 
 
-TestClosesOnce = Broken.failing("test_it_may_be_closed_twice_and_without_a_start", aclose=closes_once)
+TestClosesOnce = Broken.failing("test_the_store_can_be_closed_twice_and_without_a_start", aclose=closes_once)

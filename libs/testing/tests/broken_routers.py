@@ -168,13 +168,13 @@ TestChoosesNobody = Broken.failing(
     *(
         frozenset(name for name in dir(RouterKit) if name.startswith("test_"))
         - {
-            "test_a_pool_without_workers_is_told",
-            "test_a_pool_of_busy_workers_is_told_as_an_overload",
-            "test_a_request_that_has_tried_everybody_is_told",
-            "test_nobody_stands_in_for_the_worker_that_a_request_names",
+            "test_an_empty_pool_is_unavailable",
+            "test_a_pool_of_busy_workers_is_an_overload",
+            "test_a_request_that_has_tried_every_worker_is_an_overload",
+            "test_no_other_worker_replaces_a_pinned_one",
             "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
-            "test_who_may_be_chosen_is_explained_and_nobody_else",
-            "test_it_can_be_closed_without_a_start",
+            "test_explain_lists_exactly_the_eligible_workers",
+            "test_the_router_can_be_closed_without_a_start",
         }
     ),
     pick=lambda real, self, ranks: (Instance(instance_id=ranks[0][0].instance_id), ranks[0][1]),
@@ -191,9 +191,9 @@ TestHasAFavourite = Broken.failing(
 
 TestAsksAgainWhoHasRefused = Broken.failing(
     "test_workers_that_were_tried_are_left_out",
-    "test_a_request_that_has_tried_everybody_is_told",
+    "test_a_request_that_has_tried_every_worker_is_an_overload",
     "test_a_worker_that_joins_can_be_chosen",
-    "test_nobody_stands_in_for_the_worker_that_a_request_names",
+    "test_no_other_worker_replaces_a_pinned_one",
     candidates=lambda real, self, request, pool: pool.eligible(),
 )
 
@@ -201,7 +201,7 @@ TestAsksAgainWhoHasRefused = Broken.failing(
 TestSendsToBusyWorkers = Broken.failing(
     "test_busy_workers_are_left_out",
     "test_a_worker_is_chosen_again_once_it_is_free",
-    "test_a_pool_of_busy_workers_is_told_as_an_overload",
+    "test_a_pool_of_busy_workers_is_an_overload",
     "test_workers_out_of_service_are_left_out",
     "test_a_worker_is_chosen_again_once_it_is_back_in_service",
     "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
@@ -221,15 +221,15 @@ TestRemembersWhoIsFree = Broken.failing(
     "test_a_worker_that_joins_can_be_chosen",
     "test_a_worker_that_leaves_is_not_chosen",
     "test_a_pool_may_run_empty_and_fill_again",
-    "test_the_load_is_gone_when_all_requests_are_over",
-    "test_what_a_worker_held_is_gone_with_it",
+    "test_no_load_is_left_when_all_requests_have_ended",
+    "test_the_cached_blocks_of_a_removed_worker_are_forgotten",
     first=(),
     candidates=_remembers_who_is_free,
 )
 
 
 TestTakesAnEmptyPoolForAFullOne = Broken.failing(
-    "test_a_pool_without_workers_is_told",
+    "test_an_empty_pool_is_unavailable",
     "test_a_pool_may_run_empty_and_fill_again",
     "test_a_worker_is_chosen_again_once_it_is_back_in_service",
     nobody=lambda real, self, pool: ServiceOverloaded(),
@@ -237,8 +237,8 @@ TestTakesAnEmptyPoolForAFullOne = Broken.failing(
 
 
 TestTakesAFullPoolForAnEmptyOne = Broken.failing(
-    "test_a_pool_of_busy_workers_is_told_as_an_overload",
-    "test_a_request_that_has_tried_everybody_is_told",
+    "test_a_pool_of_busy_workers_is_an_overload",
+    "test_a_request_that_has_tried_every_worker_is_an_overload",
     nobody=lambda real, self, pool: Unavailable("nobody"),
 )
 
@@ -268,7 +268,7 @@ TestKnowsOneRankOnly = Broken.failing(
 TestDoesNotHearWhoIsNamed = Broken.failing(
     "test_the_worker_that_a_request_names_is_chosen",
     "test_either_phase_has_a_worker_of_its_own_to_name",
-    "test_nobody_stands_in_for_the_worker_that_a_request_names",
+    "test_no_other_worker_replaces_a_pinned_one",
     "test_a_worker_out_of_service_is_not_chosen_though_a_request_names_it",
     pinned=lambda real, self, request: None,
 )
@@ -296,7 +296,7 @@ def _finds_somebody_else_for_who_is_named(real: Any, self: Any, request: Any) ->
 
 
 TestFindsSomebodyElseForWhoIsNamed = Broken.failing(
-    "test_nobody_stands_in_for_the_worker_that_a_request_names", pinned=_finds_somebody_else_for_who_is_named
+    "test_no_other_worker_replaces_a_pinned_one", pinned=_finds_somebody_else_for_who_is_named
 )
 
 
@@ -305,18 +305,16 @@ def _explains_who_is_busy(real: Any, self: Any, request: Any, pool: Any) -> Any:
     return [ScoredRank(one.instance_id, rank, 0, 0, 0, 0, 0.0) for one, rank in ranks]
 
 
-TestExplainsWhoIsBusy = Broken.failing(
-    "test_who_may_be_chosen_is_explained_and_nobody_else", explain=_explains_who_is_busy
-)
+TestExplainsWhoIsBusy = Broken.failing("test_explain_lists_exactly_the_eligible_workers", explain=_explains_who_is_busy)
 
 
 TestReservesWhenItExplains = Broken.failing(
-    "test_who_may_be_chosen_is_explained_and_nobody_else", explain=adding("waiting")
+    "test_explain_lists_exactly_the_eligible_workers", explain=adding("waiting")
 )
 
 
 TestReservesWhenItChooses = Broken.failing(
-    "test_the_load_is_gone_when_all_requests_are_over",
+    "test_no_load_is_left_when_all_requests_have_ended",
     "test_a_route_that_is_not_taken_counts_nothing",
     "test_a_request_that_is_given_up_while_it_is_placed_leaves_nothing",
     decide=adding("waiting"),
@@ -339,14 +337,14 @@ async def _listens_for_ever(real: Any, self: Any) -> Any:
     self.task = asyncio.create_task(self.listen(), name="for-ever")
 
 
-TestListensForEver = Broken.failing("test_it_can_be_closed_twice_and_leaves_nothing_running", start=_listens_for_ever)
+TestListensForEver = Broken.failing("test_the_router_can_be_closed_twice_and_leaves_no_task", start=_listens_for_ever)
 
 
-TestCannotBeClosedTwice = Broken.failing("test_it_can_be_closed_twice_and_leaves_nothing_running", aclose=closes_once)
+TestCannotBeClosedTwice = Broken.failing("test_the_router_can_be_closed_twice_and_leaves_no_task", aclose=closes_once)
 
 
 TestCannotBeClosedWithoutAStart = Broken.failing(
-    "test_it_can_be_closed_without_a_start",
+    "test_the_router_can_be_closed_without_a_start",
     start=notes_its_start,
     aclose=needs_a_start,
 )
@@ -354,7 +352,7 @@ TestCannotBeClosedWithoutAStart = Broken.failing(
 
 TestNamesBlocksByTheirNumber = Broken.failing(
     "test_blocks_are_named_by_all_that_is_before_them",
-    "test_the_load_is_gone_when_all_requests_are_over",
+    "test_no_load_is_left_when_all_requests_have_ended",
     names=lambda real, self, request, chain: real(request, chain) or [len(chain) - at for at in range(len(chain))],
 )
 
@@ -396,9 +394,7 @@ def _claims_what_nobody_told(real: Any, self: Any, request: Any, pool: Any, inst
     return claiming(route, request, size)
 
 
-TestClaimsWhatNobodyTold = Broken.failing(
-    "test_no_block_is_claimed_of_a_prompt_that_nobody_knows", decide=_claims_what_nobody_told
-)
+TestClaimsWhatNobodyTold = Broken.failing("test_an_unknown_prompt_has_no_overlap", decide=_claims_what_nobody_told)
 
 
 def _claims_blocks_for_who_decodes(real: Any, self: Any, request: Any, pool: Any, instance: Any, rank: Any) -> Any:
@@ -418,7 +414,7 @@ def _guesses_how_large_a_block_is(real: Any, self: Any, request: Any, pool: Any,
 
 
 TestGuessesHowLargeABlockIs = Broken.failing(
-    "test_no_block_is_claimed_of_workers_that_do_not_say_how_large_one_is", decide=_guesses_how_large_a_block_is
+    "test_workers_without_a_block_size_have_no_overlap", decide=_guesses_how_large_a_block_is
 )
 
 
@@ -428,7 +424,9 @@ def _takes_all_caches_for_one(real: Any, self: Any, request: Any, pool: Any, ins
     return real(request, pool, instance, rank)
 
 
-TestTakesAllCachesForOne = Broken.failing("test_what_a_worker_held_is_gone_with_it", decide=_takes_all_caches_for_one)
+TestTakesAllCachesForOne = Broken.failing(
+    "test_the_cached_blocks_of_a_removed_worker_are_forgotten", decide=_takes_all_caches_for_one
+)
 
 
 def _compares_every_rank_with_every_other(real: Any, self: Any, ranks: Any) -> Any:
@@ -438,12 +436,12 @@ def _compares_every_rank_with_every_other(real: Any, self: Any, ranks: Any) -> A
 
 
 TestComparesEveryRankWithEveryOther = Broken.failing(
-    "test_a_choice_looks_at_the_load_of_each_rank_a_few_times", pick=_compares_every_rank_with_every_other
+    "test_a_choice_reads_the_load_of_each_rank_a_few_times", pick=_compares_every_rank_with_every_other
 )
 
 
 TestAsksForEveryWorkerWhetherItIsEligible = Broken.failing(
-    "test_a_choice_asks_a_few_times_who_is_eligible",
+    "test_a_choice_reads_the_eligible_workers_a_few_times",
     candidates=lambda real, self, request, pool: [
         one for one in pool.instances.values() if one in pool.eligible(request.excluded)
     ],

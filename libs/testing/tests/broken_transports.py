@@ -141,7 +141,7 @@ def remember_the_first_context(real: Any, self: Any, sink: Sink, transport: Any)
 
 
 TestTellsInTheContextOfTheFirstCall = Broken.failing(
-    "test_what_a_call_is_told_is_told_in_its_own_context",
+    "test_callbacks_of_a_call_run_in_its_own_context",
     first=None,
     wire=wire(__init__=remember_the_first_context, event=lambda real, self, item: self.context.copy().run(real, item)),
 )
@@ -149,7 +149,7 @@ TestForgetsTheFlag = Broken.failing(
     "test_the_flag_comes_once_and_after_all_items",
     "test_a_stream_without_items_is_complete",
     "test_the_flag_follows_an_error_item_too",
-    "test_what_a_drained_endpoint_has_said_arrives_though_its_transport_is_closed_at_once",
+    "test_output_of_a_drained_endpoint_arrives_before_the_close",
     wire=wire(event=drops(ended)),
 )
 TestSendsTheFlagTwice = Broken.failing("test_the_flag_comes_once_and_after_all_items", wire=wire(event=twice(ended)))
@@ -193,7 +193,7 @@ TestPutsAnnotationsLast = Broken.failing(
 )
 TestClosesTwice = Broken.failing(
     "test_closed_is_called_once_and_nothing_follows_it",
-    "test_after_closing_the_sink_is_told_the_end_once_and_no_more",
+    "test_a_closed_call_ends_its_sink_exactly_once",
     "test_closing_twice_at_once_and_later_is_safe",
     "test_closing_the_endpoint_ends_its_streams_with_an_error",
     "test_closing_the_serving_transport_ends_all_streams_with_an_error",
@@ -299,11 +299,11 @@ def with_another_context(real: Any, self: Any, handler: Handler) -> Handler:
 
 # What handlers defer is never run.
 TestGivesTheHandlerAnotherContext = Broken.failing(
-    "test_what_is_deferred_runs_once_when_the_call_has_ended",
-    "test_what_was_deferred_by_a_refused_call_has_run_once",
+    "test_deferred_callbacks_run_once_after_the_call",
+    "test_deferred_callbacks_of_a_refused_call_run_once",
     "test_closing_the_endpoint_ends_its_handlers",
     # These wait for the end of a handler.
-    "test_what_a_drained_endpoint_has_said_arrives_though_its_transport_is_closed_at_once",
+    "test_output_of_a_drained_endpoint_arrives_before_the_close",
     "test_closing_an_unfinished_call_stops_the_handler_once",
     "test_a_stop_before_the_acceptance_reaches_the_handler",
     "test_a_context_that_is_stopped_already_never_runs_a_handler_unstopped",
@@ -399,8 +399,8 @@ TestAcceptsWhileDraining = Broken.failing(
     office=mutant(Proxy, drain=lambda real, self, timeout: self._calls.join(timeout)),
 )
 TestCutsWhatItShouldDrain = Broken.failing(
-    "test_draining_lets_what_runs_finish",
-    "test_draining_tells_when_the_time_was_too_short",
+    "test_draining_lets_running_calls_finish",
+    "test_draining_reports_a_timeout",
     office=mutant(Proxy, drain=first(lambda self, timeout: self._calls.aclose())),
 )
 
@@ -410,9 +410,7 @@ async def say_drained(real: Any, self: Any, timeout: float) -> bool:
     return True
 
 
-TestSaysDrainedTooSoon = Broken.failing(
-    "test_draining_tells_when_the_time_was_too_short", office=mutant(Proxy, drain=say_drained)
-)
+TestSaysDrainedTooSoon = Broken.failing("test_draining_reports_a_timeout", office=mutant(Proxy, drain=say_drained))
 
 
 async def take_the_whole_time(real: Any, self: Any, timeout: float) -> Any:
@@ -424,7 +422,7 @@ async def take_the_whole_time(real: Any, self: Any, timeout: float) -> Any:
 
 TestTakesTheWholeTimeToDrain = Broken.failing(
     "test_an_endpoint_without_calls_is_drained_at_once",
-    "test_what_a_drained_endpoint_has_said_arrives_though_its_transport_is_closed_at_once",
+    "test_output_of_a_drained_endpoint_arrives_before_the_close",
     office=mutant(Proxy, drain=take_the_whole_time),
 )
 
@@ -450,7 +448,7 @@ def cut_the_waiting(self: Any) -> None:
 
 
 TestDropsWhatWaitsWhenItCloses = Broken.failing(
-    "test_what_a_drained_endpoint_has_said_arrives_though_its_transport_is_closed_at_once",
+    "test_output_of_a_drained_endpoint_arrives_before_the_close",
     waiting=[],
     aclose=first(cut_the_waiting),
     wire=wire(
@@ -508,7 +506,7 @@ TestAnswersBeforeItIsAccepted = Broken.failing(
     "test_a_refused_call_leaves_the_sink_untouched",
     "test_a_foreign_exception_instead_of_an_acceptance_is_an_unknown_refusal",
     "test_after_a_refusal_the_next_call_is_served",
-    "test_what_was_deferred_by_a_refused_call_has_run_once",
+    "test_deferred_callbacks_of_a_refused_call_run_once",
     "test_a_call_cancelled_before_its_acceptance_ends_its_handler",
     "test_a_call_cancelled_before_its_acceptance_leaves_the_sink_untouched",
     handler=eager,
@@ -607,7 +605,7 @@ def release_first(real: Any, self: Any, value: Any) -> None:
 
 
 TestLetsErrorsOvertakeItems = Broken.failing(
-    "test_what_came_before_an_error_arrives_before_it",
+    "test_items_before_an_error_arrive_before_it",
     wire=wire(held=[], data=release_first, event=release_first, closed=release_first),
 )
 TestRoundsEmbeddings = BrokenPayloads.failing(
@@ -689,15 +687,15 @@ def forget(real: Any, self: Any, source: Any) -> None:
 TestKeepsHandlersOfALostConnection = Brittle.failing(
     "test_a_broken_connection_ends_the_handler_without_a_stop",
     # The check breaks the connection, and its context is no call's.
-    "test_a_broken_connection_is_told_to_each_call_in_its_own_context",
+    "test_a_broken_connection_ends_each_call_in_its_own_context",
     kit={"cut": forget},
 )
 TestCallsALostConnectionSomethingElse = Brittle.failing(
-    "test_a_broken_connection_is_told_to_every_stream",
+    "test_a_broken_connection_ends_every_stream",
     wire=wire(closed=maps(lambda error: error and StreamIncomplete("the stream ended"))),
 )
 TestTellsOfALostConnectionInTheContextOfItsReader = Brittle.failing(
-    "test_a_broken_connection_is_told_to_each_call_in_its_own_context",
+    "test_a_broken_connection_ends_each_call_in_its_own_context",
     wire=wire(
         closed=lambda real, self, error: Context().run(real, error) if isinstance(error, Disconnected) else real(error)
     ),

@@ -118,7 +118,7 @@ def test_a_plugin_that_is_installed_keeps_its_contract(tmp_path: Path, kind: str
     assert int(found[1]) == sum(line.startswith("ok ") for line in checks) > 4
 
 
-def test_a_broken_plugin_is_told_check_by_check(folder: Path) -> None:
+def test_a_broken_plugin_is_reported_check_by_check(folder: Path) -> None:
     result = conformance(folder, "router", "./broken.py:First", "--set", "share=0.25")
 
     assert result.returncode == 1, result.stdout + result.stderr
@@ -163,7 +163,7 @@ def test_the_result_is_data_if_asked_and_the_kit_knows_what_its_harness_can_do(f
         ),
     ],
 )
-def test_what_cannot_be_tried_is_one_line(
+def test_an_unusable_plugin_is_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
 ) -> None:
     monkeypatch.chdir(folder)

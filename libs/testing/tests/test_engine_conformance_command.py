@@ -151,7 +151,7 @@ def test_a_sound_engine_has_a_line_per_check_and_exit_code_0_without_pytest(run_
 
 
 @pytest.mark.parametrize(("fault", "name"), [("start", "StartFailed"), ("cancel", "CancellationIgnored")])
-def test_a_broken_engine_is_told_its_failure_the_contract_and_the_remedy(run: Run, fault: str, name: str) -> None:
+def test_a_broken_engine_report_has_failure_contract_and_remedy(run: Run, fault: str, name: str) -> None:
     done = run("sound", "--set", f"fault={fault}")
 
     assert done.returncode == 1
@@ -164,7 +164,7 @@ def test_a_broken_engine_is_told_its_failure_the_contract_and_the_remedy(run: Ru
     assert done.stderr == ""
 
 
-def test_as_json_the_whole_report_is_one_object(run: Run) -> None:
+def test_the_json_report_is_one_object(run: Run) -> None:
     sound = run("sound", "--json", "--model-name", "m", "--mode", "PREFILL")
     broken = run("sound", "--json", "--set", "fault=more")
 
@@ -194,7 +194,7 @@ def test_as_json_the_whole_report_is_one_object(run: Run) -> None:
     assert failed["remedy"]
 
 
-def test_an_engine_that_decodes_gets_what_the_call_says(run: Run) -> None:
+def test_a_decode_engine_gets_the_prefill_result_of_the_options(run: Run) -> None:
     bare = run("sound", "--mode", "decode")
     given = run("sound", "--mode", "decode", "--prefill-result", '{"disaggregated_params": {"room": 3}}')
     beside = run("sound", "--mode", "decode", "--with-prefill", "--token-ids", "5,6")
@@ -205,7 +205,7 @@ def test_an_engine_that_decodes_gets_what_the_call_says(run: Run) -> None:
     assert beside.returncode == 0, beside.stdout
 
 
-def test_an_engine_that_blocks_the_event_loop_ends_the_run_and_is_told_where(run_process: Run) -> None:
+def test_a_blocked_event_loop_ends_the_run_with_its_line(run_process: Run) -> None:
     done = run_process("sound", "--set", "fault=block", "--start-timeout", 0.5)
 
     assert done.returncode == 1
@@ -237,7 +237,7 @@ def test_a_task_that_the_engine_leaves_running_does_not_keep_the_command(run_pro
         (["sound", "--mode", "decode", "--prefill-result", "{}"], "--prefill-result: is not what a decode engine"),
     ],
 )
-def test_what_cannot_be_tried_is_one_line_and_exit_code_2(run: Run, words: list[str], said: str) -> None:
+def test_an_unusable_engine_is_one_line_and_exit_code_2(run: Run, words: list[str], said: str) -> None:
     done = run(*words)
 
     assert done.returncode == 2

@@ -11,7 +11,7 @@ from dynamo_core import GenerateContext
 from dynamo_testing import cancelling_context, mock_context
 
 
-async def test_a_mock_context_is_one_of_a_request_that_nobody_has_stopped() -> None:
+async def test_a_mock_context_is_not_stopped() -> None:
     ctx = mock_context("r1", metadata={"traceparent": "…"})
 
     assert isinstance(ctx, GenerateContext)

@@ -149,7 +149,7 @@ def test_every_failure_is_known_to_be_found_in_some_broken_engine() -> None:
     assert {name for broken in engines.BROKEN.values() for name in broken.FAILS.values()} == failures
 
 
-def test_every_failure_belongs_to_a_check_and_says_what_the_contract_is_and_what_to_do() -> None:
+def test_every_failure_class_has_a_check_contract_and_remedy() -> None:
     of_checks = {failure.__name__ for check in CHECKS for failure in check.failures}
 
     assert of_checks == {name for name in dynamo_testing.__all__ if _is_failure(name)} - {"ConformanceFailure"}
@@ -165,7 +165,7 @@ def _is_failure(name: str) -> bool:
     return isinstance(value, type) and issubclass(value, ConformanceFailure)
 
 
-async def test_a_failure_says_what_was_seen_where_and_what_to_do() -> None:
+async def test_a_failure_message_has_observation_place_and_remedy() -> None:
     with pytest.raises(StartFailed) as caught:
         await run_conformance(engines.StartRaises)
 
@@ -177,14 +177,14 @@ async def test_a_failure_says_what_was_seen_where_and_what_to_do() -> None:
     assert "FAILED   StartFailed: start raised" in caught.value.report.as_text()
 
 
-async def test_a_stop_that_is_not_seen_is_told_with_the_time_that_was_given() -> None:
+async def test_an_ignored_stop_reports_its_time_limit() -> None:
     with pytest.raises(CancellationNotObserved) as caught:
         await run_conformance(engines.NeverLooks, cancel_timeout=0.2)
 
     assert 0.2 <= caught.value.after < 2.0
 
 
-async def test_a_leak_is_told_with_the_number_of_streams_that_were_closed() -> None:
+async def test_a_leak_reports_the_number_of_closed_streams() -> None:
     with pytest.raises(RequestLeaked) as caught:
         await run_conformance(engines.LeaksItsPlaces, request_timeout=0.5)
 
@@ -225,7 +225,7 @@ async def test_a_run_that_is_cancelled_cleans_its_engine_up() -> None:
     assert len(cleaned) == 1
 
 
-async def test_nothing_runs_on_after_a_run() -> None:
+async def test_no_task_is_left_after_a_run() -> None:
     before = asyncio.all_tasks()
 
     await run_conformance(engines.Rich)
@@ -281,7 +281,7 @@ async def test_an_engine_that_decodes_is_given_a_prefill_result() -> None:
         assert request.prefill_result.disaggregated_params == {"room": 7}
 
 
-async def test_an_engine_that_decodes_can_be_given_what_another_has_prefilled() -> None:
+async def test_a_decode_engine_can_get_real_prefill_results() -> None:
     class Prefills(Plain):
         def last(self) -> LLMEngineOutput:
             params = {"of": len(self.requests)}
@@ -351,7 +351,7 @@ async def test_wrong_settings_are_not_taken_for_a_broken_engine() -> None:
         await run_conformance(factory)
 
 
-def test_results_are_told_as_they_come() -> None:
+def test_results_are_reported_as_they_come() -> None:
     begun: list[str] = []
     told: list[str] = []
 

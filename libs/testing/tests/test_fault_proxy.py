@@ -291,9 +291,7 @@ async def test_a_cut_may_fall_into_the_middle_of_a_frame(echo: Echo, proxy: Faul
     assert await client.reset()
 
 
-async def test_a_cut_by_hand_resets_what_is_open_and_new_connections_are_carried(
-    proxy: FaultProxy, connect: Connect
-) -> None:
+async def test_cut_resets_open_connections_and_carries_new_ones(proxy: FaultProxy, connect: Connect) -> None:
     client = await connect(proxy, b"0")
     await client.hear()
 
@@ -334,7 +332,7 @@ async def test_a_black_hole_swallows_both_directions_and_keeps_both_connections(
     await until(lambda: proxy.connections == 0)
 
 
-async def test_a_black_hole_that_is_taken_back_lets_new_connections_pass(proxy: FaultProxy, connect: Connect) -> None:
+async def test_a_removed_black_hole_lets_new_connections_pass(proxy: FaultProxy, connect: Connect) -> None:
     rule = proxy.plan.inject(BlackHole(), times=None)
     lost = await connect(proxy, b"0")
     await rule.hit()
@@ -463,7 +461,7 @@ async def test_a_hit_that_never_comes_is_a_timeout(proxy: FaultProxy) -> None:
         await proxy.plan.inject(Drop()).hit(timeout=0.01)
 
 
-async def test_every_frame_is_shown_before_anything_happens_to_it(echo: Echo, connect: Connect) -> None:
+async def test_the_tap_sees_every_frame_before_its_fault(echo: Echo, connect: Connect) -> None:
     seen: list[Passing] = []
     async with FaultProxy("127.0.0.1", echo.port, tap=seen.append) as proxy:
         proxy.plan.inject(Drop(), direction=Direction.DOWN, at=1)
@@ -499,7 +497,7 @@ async def test_a_length_that_cannot_be_one_ends_the_connection(
     assert "bytes was announced" in caplog.text
 
 
-async def test_a_predicate_that_fails_ends_the_connection_and_is_told(
+async def test_a_failing_predicate_ends_the_connection_and_is_logged(
     proxy: FaultProxy, connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     proxy.plan.inject(Drop(), when=lambda body: body[100] == 0)
@@ -546,7 +544,7 @@ async def test_the_reset_of_one_end_is_passed_on_to_the_other(echo: Echo, proxy:
 
 
 @pytest.mark.parametrize("fault", [None, BlackHole(), HalfOpen(), Delay(3600), Throttle(1)], ids=str)
-async def test_closing_ends_everything_whatever_goes_on(echo: Echo, connect: Connect, fault: Fault | None) -> None:
+async def test_closing_the_proxy_ends_every_connection(echo: Echo, connect: Connect, fault: Fault | None) -> None:
     before = asyncio.all_tasks()
     proxy = FaultProxy("127.0.0.1", echo.port)
     await proxy.start()

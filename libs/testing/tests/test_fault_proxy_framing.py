@@ -32,7 +32,7 @@ def pieces(draw: st.DrawFn, framing: Framing) -> list[bytes]:
 
 @pytest.mark.parametrize("framing", FRAMINGS, ids=str)
 @given(data=st.data())
-def test_frames_and_the_rest_are_what_came(framing: Framing, data: st.DataObject) -> None:
+def test_frames_and_rest_join_to_the_input(framing: Framing, data: st.DataObject) -> None:
     splitter = framing.splitter()
     came = data.draw(pieces(framing))
 

@@ -44,7 +44,7 @@ def errors_of(absent: str, *lines: str) -> list[str]:
 
 
 @pytest.mark.parametrize("absent", ["pytest", "pytest_asyncio"])
-def test_a_class_of_tests_says_what_to_install(absent: str) -> None:
+def test_a_kit_class_names_the_missing_package(absent: str) -> None:
     errors = errors_of(absent, *CLASSES)
 
     assert len(errors) == len(CLASSES)

@@ -120,7 +120,7 @@ runs = st.builds(lambda part, count: part * count, _parts, st.integers(1, 200))
 
 @made
 @given(text=texts | runs)
-def test_a_text_has_at_least_the_tokens_that_its_bound_says(name: str, text: str) -> None:
+def test_a_text_has_at_least_as_many_tokens_as_its_bound(name: str, text: str) -> None:
     library, tokenizer = both(name)
     bound = tokenizer.token_bound
 
@@ -185,7 +185,7 @@ def test_white_space_that_a_token_takes_with_it_does_not_count() -> None:
     assert bound.at_least(bound.weight(" " * 10_000)) > 100
 
 
-def test_no_composed_character_stands_for_more_bytes_than_the_bound_allows() -> None:
+def test_composed_characters_stay_within_the_bounds_bytes() -> None:
     bound = hf(trained(byte_level(), LOWER)).token_bound
     assert bound is not None
     characters = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
@@ -241,7 +241,7 @@ def test_a_text_is_encoded_up_to_its_limit_however_long_it_is(name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["byte level", "llama", "wordpiece", "unigram"])
-def test_one_word_of_megabytes_is_refused_before_the_library_sees_it(name: str) -> None:
+def test_a_word_of_megabytes_is_refused_before_encoding(name: str) -> None:
     tokenizer = hf(library_of(name))
     seen = Seen(tokenizer)
 
@@ -271,7 +271,7 @@ async def test_a_text_that_is_not_wanted_any_more_is_not_encoded_further() -> No
     assert len(seen.texts) == begun
 
 
-def test_a_lone_surrogate_far_behind_is_told_with_its_place() -> None:
+def test_a_late_lone_surrogate_is_reported_with_its_position() -> None:
     with pytest.raises(InvalidArgument, match=r"U\+D800 at character 240000"):
         hf(library_of("byte level")).encode("the one and " * 20_000 + "\ud800")
 

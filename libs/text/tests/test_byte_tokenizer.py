@@ -29,7 +29,7 @@ def test_any_text_comes_back(text: str) -> None:
 
 
 @given(ids_with_strangers, st.lists(st.integers(0, 1000)), st.booleans())
-def test_any_cut_of_the_ids_gives_the_same_text_as_decode(ids: list[int], cuts: list[int], skip: bool) -> None:
+def test_streaming_any_cut_equals_decode(ids: list[int], cuts: list[int], skip: bool) -> None:
     stream = TOKENIZER.stream(skip_special_tokens=skip)
 
     texts = [stream.step(chunk) for chunk in chunked(ids, cuts)]
@@ -85,7 +85,7 @@ def test_a_text_longer_than_one_slice_is_encoded_whole() -> None:
     assert TOKENIZER.encode(text) == list(text.encode())
 
 
-def test_token_bytes_tells_bytes_and_special_names_and_nothing_for_strangers() -> None:
+def test_token_bytes_covers_bytes_special_and_unknown_ids() -> None:
     assert TOKENIZER.token_bytes(0xE9) == b"\xe9"
     assert TOKENIZER.token_bytes(EOS) == b"</s>"
     assert TOKENIZER.token_bytes(TOKENIZER.vocab_size) == b""

@@ -91,7 +91,7 @@ def test_an_object_with_a_name_is_a_call(text: str, arguments: str, size: int) -
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_what_is_no_call_is_shown_as_it_was_written(text: str, size: int) -> None:
+def test_text_that_is_no_call_is_left_unchanged(text: str, size: int) -> None:
     assert read(CallObject, text, size) == ([], Progress.BROKEN, text)
 
 
@@ -102,7 +102,7 @@ def test_a_name_that_is_not_accepted_is_no_call() -> None:
     )
 
 
-def test_a_call_is_told_as_soon_as_its_arguments_begin_and_they_come_as_they_are_written() -> None:
+def test_a_call_is_emitted_when_its_arguments_begin_and_streams_them() -> None:
     sink = Told()
     reader = CallObject(sink)
 
@@ -122,7 +122,7 @@ def test_a_call_is_told_as_soon_as_its_arguments_begin_and_they_come_as_they_are
         ('{"name": "f", "arguments": {}, "arguments": {}}', "{}", ', "arguments": {}}'),
     ],
 )
-def test_what_follows_the_break_of_a_call_that_was_told_is_shown(text: str, arguments: str, shown: str) -> None:
+def test_text_after_a_broken_emitted_call_is_shown(text: str, arguments: str, shown: str) -> None:
     assert read(CallObject, text, 1) == ([("f", arguments)], Progress.BROKEN, shown)
 
 
@@ -138,7 +138,7 @@ def test_what_follows_the_break_of_a_call_that_was_told_is_shown(text: str, argu
         (lambda sink: CallArguments(sink, "f", before="f[ARGS]"), '{"a"'),
     ],
 )
-def test_who_wants_whole_calls_is_told_none_whose_arguments_break_off(make: Make, text: str, size: int) -> None:
+def test_buffered_reading_emits_no_incomplete_call(make: Make, text: str, size: int) -> None:
     calls, _, shown = read(make, text, size, buffered=True)
 
     assert calls == []
@@ -147,7 +147,7 @@ def test_who_wants_whole_calls_is_told_none_whose_arguments_break_off(make: Make
 
 @pytest.mark.parametrize("size", [1, 4, 1000])
 @pytest.mark.parametrize(("text", "arguments"), SOUND)
-def test_who_wants_whole_calls_is_told_the_same_sound_ones(text: str, arguments: str, size: int) -> None:
+def test_buffered_reading_emits_the_same_complete_calls(text: str, arguments: str, size: int) -> None:
     assert read(CallObject, text, size, buffered=True) == read(CallObject, text, size)
 
 
@@ -165,7 +165,7 @@ def test_arguments_are_whole_although_the_call_around_them_is_not(text: str, sho
     assert (calls, left) == ([("f", '{"a": 1}')], shown)
 
 
-def test_at_the_end_of_the_text_only_calls_that_were_not_told_are_shown() -> None:
+def test_only_unemitted_calls_are_shown_at_the_end() -> None:
     assert read(CallObject, '{"name": "f", "arg') == ([], Progress.OPEN, '{"name": "f", "arg')
     assert read(CallObject, '{"name": "f", "arguments": {"a"') == ([("f", '{"a"')], Progress.OPEN, "")
     assert read(CallObject, '{"name": "f", "arguments": {} ') == ([("f", "{}")], Progress.OPEN, "")
@@ -291,7 +291,7 @@ def test_a_call_is_completed_if_one_bracket_is_missing(text: str, buffered: bool
         assert sink.repairs == {"missing_bracket"}
 
 
-def test_what_waits_of_arguments_that_are_cut_off_is_told() -> None:
+def test_pending_text_of_cut_off_arguments_is_emitted() -> None:
     for make, text in ((bare, '{"a": 1, '), (CallObject, '{"name": "f", "arguments": {"a": "\\u00')):
         calls, progress, shown = read(make, text, 1)
 

@@ -33,7 +33,7 @@ def chunks(ids: list[int], cuts: list[int]) -> list[list[int]]:
 
 
 @given(texts, stop_lists, st.booleans(), cut_lists)
-def test_any_cut_gives_what_a_search_in_the_whole_text_gives(
+def test_any_cut_equals_a_stop_search_in_the_whole_text(
     text: str, stops: list[str], include: bool, cuts: list[int]
 ) -> None:
     detokenizer = Detokenizer(BYTES.stream(), stops, include)
@@ -44,7 +44,7 @@ def test_any_cut_gives_what_a_search_in_the_whole_text_gives(
 
 
 @given(text=texts, stops=stop_lists, include=st.booleans(), cuts=cut_lists)
-def test_any_cut_gives_the_same_with_a_trained_tokenizer(
+def test_any_cut_equals_the_whole_with_a_trained_tokenizer(
     tiny: HFTokenizer, text: str, stops: list[str], include: bool, cuts: list[int]
 ) -> None:
     detokenizer = Detokenizer(tiny.stream(), stops, include)
@@ -101,7 +101,7 @@ def test_a_stop_string_split_over_two_feeds_is_found() -> None:
     assert detokenizer.stop_token_index == 2
 
 
-def test_what_only_began_like_a_stop_string_is_given_as_soon_as_that_is_known() -> None:
+def test_a_false_stop_prefix_is_released_as_soon_as_known() -> None:
     detokenizer = Detokenizer(BYTES.stream(), ["STOP"])
 
     given = [detokenizer.feed(list(piece)) for piece in (b"ST", b"ST", b"ART")]
@@ -118,7 +118,7 @@ def test_a_stop_string_that_begins_again_within_itself_is_found() -> None:
     assert detokenizer.stopped == "aabaaa"
 
 
-def test_what_was_held_back_is_given_at_the_end() -> None:
+def test_held_back_text_is_released_at_the_end() -> None:
     detokenizer = Detokenizer(BYTES.stream(), ["STOP"])
 
     assert detokenizer.feed(list(b"a STO")) == "a "
@@ -127,7 +127,7 @@ def test_what_was_held_back_is_given_at_the_end() -> None:
     assert detokenizer.stopped is None
 
 
-def test_nothing_is_given_after_a_stop_string() -> None:
+def test_no_text_follows_a_stop_string() -> None:
     detokenizer = Detokenizer(BYTES.stream(), ["."], include_stop=True)
 
     assert detokenizer.feed(list(b"a.b")) == "a."
@@ -145,7 +145,7 @@ def test_an_incomplete_character_at_the_end_can_complete_a_stop_string() -> None
     assert detokenizer.stop_token_index == 0
 
 
-def test_without_stop_strings_text_passes_as_the_decoder_gives_it() -> None:
+def test_text_without_stop_strings_passes_through() -> None:
     detokenizer = Detokenizer(BYTES.stream())
 
     assert detokenizer.feed([*b"ab", 0xC3]) == "ab"

@@ -50,7 +50,7 @@ async def test_a_long_text_leaves_the_event_loop() -> None:
 
 
 @pytest.mark.parametrize("add", [True, False])
-async def test_long_and_short_way_give_the_same_ids(tiny: HFTokenizer, add: bool) -> None:
+async def test_the_threaded_path_gives_the_same_ids(tiny: HFTokenizer, add: bool) -> None:
     text = "häus 你好 😀 " * 1000
 
     assert await encode_async(tiny, text, add_special_tokens=add) == tiny.encode(text, add_special_tokens=add)

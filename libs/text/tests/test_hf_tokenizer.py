@@ -90,7 +90,7 @@ def test_any_text_comes_back_from_byte_level_ids_however_they_are_cut(
 
 
 @given(ids=st.lists(st.integers(0, 4100)), cuts=cuts, skip=st.booleans())
-def test_any_ids_of_a_byte_level_tokenizer_stream_to_what_the_library_decodes(
+def test_byte_level_streaming_equals_the_librarys_decode(
     tiny: HFTokenizer, library: Library, ids: list[int], cuts: list[int], skip: bool
 ) -> None:
     expected = library.decode(ids, skip_special_tokens=skip)
@@ -139,9 +139,7 @@ def test_token_bytes_of_a_text_join_to_the_text(tiny: HFTokenizer) -> None:
     assert tiny.token_bytes(tiny.eos_token_ids[0]) == b"<|im_end|>"
 
 
-def test_an_added_token_that_is_not_in_the_byte_alphabet_stands_for_itself(
-    tiny_files: dict[str, bytes], library: Library
-) -> None:
+def test_an_added_token_outside_the_byte_alphabet_is_literal(tiny_files: dict[str, bytes], library: Library) -> None:
     more = Library.from_str(library.to_str())
     more.add_tokens(["two words", "日"])
     tokenizer = HFTokenizer({**tiny_files, "tokenizer.json": more.to_str().encode()})
@@ -172,7 +170,7 @@ def test_special_tokens_show_only_where_they_are_wanted(tiny: HFTokenizer) -> No
 @example(ids=[99, 4, 5], cuts=[1, 2], decoder=METASPACE, skip=False)
 @example(ids=[1, 3, 3, 5], cuts=[1, 2, 3], decoder=STRIP_TWO, skip=True)
 @example(ids=[6, 5], cuts=[1], decoder=LLAMA, skip=True)
-def test_sentencepiece_ids_stream_to_what_the_library_decodes(
+def test_sentencepiece_streaming_equals_the_librarys_decode(
     make_word_tokenizer: MakeWords, ids: list[int], cuts: list[int], decoder: dict[str, Any], skip: bool
 ) -> None:
     tokenizer = make_word_tokenizer(WORDS, decoder)
@@ -195,7 +193,7 @@ def test_a_text_in_byte_tokens_comes_back_however_they_are_cut(
 
 
 @given(ids=st.lists(st.integers(0, len(WORDS) + 255), max_size=12), cuts=cuts, skip=st.booleans())
-def test_broken_byte_tokens_stream_to_what_our_decode_gives(
+def test_broken_byte_token_streaming_equals_our_decode(
     make_word_tokenizer: MakeWords, ids: list[int], cuts: list[int], skip: bool
 ) -> None:
     tokenizer = make_word_tokenizer([*WORDS, *BYTE_TOKENS], LLAMA)
@@ -237,7 +235,7 @@ def test_other_decoders_are_left_to_the_library(make_word_tokenizer: MakeWords, 
 @given(ids=st.lists(st.integers(0, 11), max_size=12), cuts=cuts, skip=st.booleans())
 @example(ids=[3, 4, 9], cuts=[], skip=True)
 @example(ids=[9, 9, 4, 10], cuts=[], skip=True)
-def test_wordpiece_ids_stream_to_what_the_library_decodes(
+def test_wordpiece_streaming_equals_the_librarys_decode(
     make_word_tokenizer: MakeWords, ids: list[int], cuts: list[int], skip: bool
 ) -> None:
     vocabulary = ["[UNK]", "<s>", "</s>", "hello", "##ing", "你", "##é", ".", "'s", "##\ufffd", "\ufffd"]
@@ -249,9 +247,7 @@ def test_wordpiece_ids_stream_to_what_the_library_decodes(
 
 
 @given(text=st.text(), cut=st.integers(0, 20), cuts=cuts)
-def test_the_library_stream_gives_the_same_as_token_wise_decoding(
-    tiny: HFTokenizer, text: str, cut: int, cuts: list[int]
-) -> None:
+def test_the_library_stream_equals_token_wise_decoding(tiny: HFTokenizer, text: str, cut: int, cuts: list[int]) -> None:
     ids = tiny.encode(text, add_special_tokens=False)
     ids = ids[: max(0, len(ids) - cut)]
 
@@ -337,7 +333,7 @@ def test_each_file_may_name_the_end_ids(
     assert HFTokenizer(with_file(only, name, content)).eos_token_ids == expected
 
 
-def test_truncation_that_the_file_asks_for_is_switched_off(tiny_files: dict[str, bytes], library: Library) -> None:
+def test_truncation_in_the_file_is_disabled(tiny_files: dict[str, bytes], library: Library) -> None:
     library.enable_truncation(max_length=3)
     files = {**tiny_files, "tokenizer.json": library.to_str().encode()}
     library.no_truncation()
@@ -369,14 +365,12 @@ def test_a_missing_or_broken_tokenizer_file_is_one_line(files: dict[str, bytes],
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]"])
-def test_a_broken_file_beside_the_tokenizer_is_named(tiny_files: dict[str, bytes], content: bytes) -> None:
+def test_a_broken_companion_file_is_named(tiny_files: dict[str, bytes], content: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^generation_config\.json "):
         HFTokenizer({**tiny_files, "generation_config.json": content})
 
 
-def test_a_missing_library_is_told_with_the_remedy(
-    tiny_files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_library_error_has_the_remedy(tiny_files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     real_import = builtins.__import__
 
     def without_library(name: str, *args: Any, **options: Any) -> Any:

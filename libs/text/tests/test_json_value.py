@@ -75,12 +75,12 @@ def test_a_value_that_was_repaired_is_json(text: str) -> None:
 
 
 @given(NEARLY, st.lists(st.integers(1, 5), min_size=1))
-def test_a_value_is_told_and_breaks_in_the_same_way_wherever_the_text_is_cut(text: str, sizes: list[int]) -> None:
+def test_a_value_reads_the_same_however_the_text_is_cut(text: str, sizes: list[int]) -> None:
     assert told(text, sizes) == told(text, [100])
 
 
 @given(NEARLY)
-def test_no_text_that_goes_on_from_what_broke_a_value_is_json(text: str) -> None:
+def test_a_broken_value_cannot_be_continued_to_json(text: str) -> None:
     progress, at = read(text, [100])
 
     if progress is Progress.BROKEN:
@@ -88,13 +88,13 @@ def test_no_text_that_goes_on_from_what_broke_a_value_is_json(text: str) -> None
         assert not any(is_json(text[: at + 1] + ending) for ending in endings)
 
 
-def test_values_that_are_nested_deeper_than_anybody_reads_are_refused() -> None:
+def test_too_deep_values_are_refused() -> None:
     assert read("[" * MAX_DEPTH + "]" * MAX_DEPTH, [7])[0] is Progress.DONE
     assert read("[" * 10_000, [7]) == (Progress.BROKEN, MAX_DEPTH)
 
 
 @pytest.mark.parametrize("text", ["tru!", "01", "-", '{"a" 1}', "[,]", '{"a":1,,}', "{'a':1}", "1.e3", "nan"])
-def test_these_are_no_json(text: str) -> None:
+def test_invalid_json_is_refused(text: str) -> None:
     assert not is_json(text)
     progress, at = read(text + " ", [1])
     assert progress is Progress.BROKEN or text[at:].strip()
@@ -112,14 +112,14 @@ def test_these_are_no_json(text: str) -> None:
     ],
 )
 @pytest.mark.parametrize("size", [1, 2, 100])
-def test_slips_that_can_be_read_in_one_way_are_repaired(text: str, value: Any, kind: str, size: int) -> None:
+def test_unambiguous_slips_are_repaired(text: str, value: Any, kind: str, size: int) -> None:
     progress, at, out, repairs = told(text, [size])
 
     assert (progress, at, repairs) == (Progress.DONE, len(text), {kind})
     assert json.loads(out) == value
 
 
-def test_nothing_that_may_become_a_repair_is_told_too_early() -> None:
+def test_text_that_may_need_repair_is_held_back() -> None:
     value = JsonValue()
 
     value.feed('{"a": "x\\')
@@ -140,7 +140,7 @@ def test_nothing_that_may_become_a_repair_is_told_too_early() -> None:
         *((text, False) for text in ("{", '{"a": "x', '{"a": [1', '{"a": 1,', '{"a":', '{"a": 1.', '{"a": 1}')),
     ],
 )
-def test_one_bracket_is_closed_where_nothing_else_is_missing(text: str, closed: bool) -> None:
+def test_a_single_missing_bracket_is_closed(text: str, closed: bool) -> None:
     value = JsonValue()
     value.feed(text)
 

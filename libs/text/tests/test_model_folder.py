@@ -36,7 +36,7 @@ def test_a_missing_folder_is_named_with_the_remedy(tmp_path: Path) -> None:
         load_folder(tmp_path / "nowhere")
 
 
-def test_a_file_in_place_of_the_folder_is_told_apart(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match="is a file, not a folder"):

@@ -399,7 +399,7 @@ def test_spare_tokens_are_not_looked_for() -> None:
         ("a{,2}", " ", None),
     ],
 )
-def test_a_pattern_is_read_for_what_it_does_where_a_word_ends(pattern: str, space: str, expected: bool | None) -> None:
+def test_a_splitting_pattern_is_analyzed_at_word_ends(pattern: str, space: str, expected: bool | None) -> None:
     assert ends_words(pattern, space) is expected
 
 
@@ -439,7 +439,7 @@ _parts = st.text("abzA 1.'\n-é", max_size=12)
 
 
 @given(pattern=_patterns, left=_parts, letter=st.sampled_from("abz"), right=_parts)
-def test_what_is_said_of_any_pattern_is_what_the_library_does(pattern: str, left: str, letter: str, right: str) -> None:
+def test_the_analysis_of_any_pattern_agrees_with_the_library(pattern: str, left: str, letter: str, right: str) -> None:
     says = ends_words(pattern, " ")
     if says is None:
         return
@@ -458,7 +458,7 @@ def test_what_is_said_of_any_pattern_is_what_the_library_does(pattern: str, left
 # Memory
 
 
-def test_what_a_caller_does_to_its_ids_changes_nobody_elses(tiny_files: dict[str, bytes]) -> None:
+def test_a_callers_change_of_its_ids_does_not_reach_the_cache(tiny_files: dict[str, bytes]) -> None:
     tokenizer = HFTokenizer(tiny_files, TokenCacheStore(MB))
     for text in ("short", "a long text " * 500):
         expected = HFTokenizer(tiny_files).encode(text)
@@ -482,7 +482,7 @@ def test_two_models_never_share_ids(tiny_files: dict[str, bytes]) -> None:
     assert other.encode(text) == HFTokenizer(files).encode(text) != one.encode(text)
 
 
-def test_with_and_without_special_tokens_are_told_apart(tiny_files: dict[str, bytes]) -> None:
+def test_special_tokens_are_part_of_the_cache_key(tiny_files: dict[str, bytes]) -> None:
     tokenizer = HFTokenizer(tiny_files, TokenCacheStore(MB))
     bos = tokenizer.bos_token_id
 
@@ -539,7 +539,7 @@ def test_pieces_that_are_used_again_stay(tiny_files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_a_long_text_that_comes_again_is_found_in_one_look(tiny_files: dict[str, bytes], special: bool) -> None:
+def test_a_repeated_long_text_is_one_lookup(tiny_files: dict[str, bytes], special: bool) -> None:
     memory = TokenCacheStore(MB)
     tokenizer = HFTokenizer(tiny_files, memory)
     text = "these are words that stay " * 400
@@ -604,7 +604,7 @@ def test_a_conversation_is_tokenized_from_where_it_went_on(tiny_files: dict[str,
     assert counted == {"hits": memory.hits, "misses": memory.misses}
 
 
-def test_a_lone_surrogate_is_told_by_its_place_in_the_whole_text(tiny_files: dict[str, bytes]) -> None:
+def test_a_lone_surrogate_is_reported_by_its_position_in_the_whole_text(tiny_files: dict[str, bytes]) -> None:
     tokenizer = HFTokenizer(tiny_files, TokenCacheStore(MB))
     text = "these are words that stay " * 400
     tokenizer.encode(text)

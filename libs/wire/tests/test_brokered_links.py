@@ -218,7 +218,7 @@ async def test_a_caller_that_takes_more_rows_than_were_sent_is_given_up(make_tra
     await until(lambda: not server._registry.acceptors[7].links)
 
 
-async def test_what_is_said_before_closing_goes_out_however_much_is_under_way(
+async def test_messages_before_a_close_are_sent_under_backpressure(
     office: Any, make_transport: Any, recorder: Any
 ) -> None:
     server, client = await make_transport(), await make_transport()
@@ -254,7 +254,7 @@ async def test_what_is_said_before_closing_goes_out_however_much_is_under_way(
 # Rows.
 
 
-async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest_and_rows_gather_meanwhile(
+async def test_a_slow_caller_delays_its_ack_and_rows_are_batched(
     make_transport: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client = await make_transport(), await make_transport()
@@ -347,7 +347,7 @@ async def hold(request: bytes, ctx: ServedContext) -> AsyncGenerator[bytes, None
     return items()
 
 
-async def test_no_more_processes_call_a_worker_than_it_lets_in(make_transport: Any, recorder: Any) -> None:
+async def test_a_worker_limits_its_callers(make_transport: Any, recorder: Any) -> None:
     server, first, second = await make_transport(max_callers=1), await make_transport(), await make_transport()
     instance, sink = at(await server.serve(7, ECHO, hold)), recorder()
     await first.call(instance, ECHO, b"", EngineContext("r"), sink)
@@ -370,7 +370,7 @@ async def test_no_more_calls_of_a_process_run_than_a_worker_accepts(make_transpo
     await client.call(instance, ECHO, b"", EngineContext("t"), recorder())
 
 
-async def test_a_subscriber_that_does_not_read_loses_events_that_are_counted_and_seen_as_a_gap(
+async def test_a_slow_subscribers_lost_events_are_counted_and_show_as_a_gap(
     make_transport: Any,
 ) -> None:
     metrics = Metrics()
@@ -400,7 +400,7 @@ async def test_a_subscriber_that_does_not_read_loses_events_that_are_counted_and
 # What is known of each other.
 
 
-async def test_whatever_message_is_lost_no_stream_lies(office: Any, make_transport: Any, recorder: Any) -> None:
+async def test_no_lost_message_corrupts_a_stream(office: Any, make_transport: Any, recorder: Any) -> None:
     patience = {"heartbeat": 0.05, "accept_timeout": 0.3}
     server, client = await make_transport(**patience), await make_transport(**patience)
     instance = at(await server.serve(7, ECHO, echo))
@@ -418,9 +418,7 @@ async def test_whatever_message_is_lost_no_stream_lies(office: Any, make_transpo
         assert error is not None or sink.items == [b"x" * 200_000]
 
 
-async def test_a_stranger_who_begins_in_the_middle_is_told_that_it_is_not_known(
-    office: Any, make_transport: Any
-) -> None:
+async def test_an_unknown_link_is_rejected(office: Any, make_transport: Any) -> None:
     server = await make_transport()
     instance = at(await server.serve(7, ECHO, echo))
     link = f"{'0' * 24}.1"
@@ -434,7 +432,7 @@ async def test_a_stranger_who_begins_in_the_middle_is_told_that_it_is_not_known(
 
 
 @pytest.mark.parametrize("link", ["", "x", "*.1", f"{'0' * 24}.>", f"{'g' * 24}.1", f"{'0' * 24}.1 2"])
-async def test_what_is_no_link_never_becomes_an_address(office: Any, make_transport: Any, link: str) -> None:
+async def test_an_invalid_link_name_is_never_answered(office: Any, make_transport: Any, link: str) -> None:
     server = await make_transport()
     instance = at(await server.serve(7, ECHO, echo))
     before = len(office.messages)
@@ -527,7 +525,7 @@ def test_fragments_come_back_as_they_went(number: int, more: bool, body: bytes) 
 # Who lives.
 
 
-async def test_a_worker_whose_process_answers_no_probes_is_judged_as_the_version_before_was(
+async def test_a_worker_without_probes_has_the_plain_silence_limit(
     office: Any, make_transport: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(liveness, "WITHOUT_PROBES", 0.4)
@@ -543,7 +541,7 @@ async def test_a_worker_whose_process_answers_no_probes_is_judged_as_the_version
 
 
 @pytest.mark.parametrize("busy", [0.0, 1.5])
-async def test_that_its_event_loop_is_busy_keeps_a_worker_and_that_it_answers_does_not_keep_a_link(
+async def test_a_busy_report_keeps_a_worker_but_answers_alone_do_not_keep_a_link(
     office: Any, make_transport: Any, recorder: Any, caplog: pytest.LogCaptureFixture, busy: float
 ) -> None:
     server, client = await make_transport(), await make_transport(heartbeat=0.1, silence=0.4)
@@ -571,7 +569,7 @@ async def test_that_its_event_loop_is_busy_keeps_a_worker_and_that_it_answers_do
 
 
 @given(st.floats(0, 1e6))
-def test_what_a_probe_is_told_survives_the_way(busy: float) -> None:
+def test_a_probe_answer_survives_encoding(busy: float) -> None:
     answer = read_fragment(answer_fragment(busy))
 
     assert answer.number == PROBED
@@ -629,7 +627,7 @@ def test_a_checksum_belongs_to_one_link_one_direction_and_one_fragment() -> None
 
 @pytest.mark.parametrize("end", ["worker", "caller"])
 @pytest.mark.parametrize("harm", ["changed", "of another link", "without its checksum"])
-async def test_a_fragment_that_is_not_what_was_sent_ends_its_link_and_is_counted(
+async def test_a_damaged_fragment_ends_its_link_and_is_counted(
     office: Any, make_transport: Any, recorder: Any, end: str, harm: str
 ) -> None:
     metrics = Metrics()

@@ -98,7 +98,7 @@ def test_while_this_process_sleeps_nothing_is_counted(heartbeat: float, silence:
 
 
 @given(HEARTBEATS, SILENCES, st.floats(0.01, 0.5))
-def test_looks_that_come_a_little_late_make_it_no_less_patient(heartbeat: float, silence: float, late: float) -> None:
+def test_late_checks_do_not_shorten_the_silence_limit(heartbeat: float, silence: float, late: float) -> None:
     liveness, lag = Liveness(heartbeat, silence, 0.0), late * min(heartbeat, silence / ASKED)
     now, slept = 0.0, 0.0
     for _ in range(10_000):
@@ -144,7 +144,7 @@ def test_a_spell_of_being_busy_is_news_once_until_something_comes() -> None:
     assert liveness.report_busy(5.0)
 
 
-def test_patience_is_the_life_of_the_lease_unless_a_number_says_otherwise() -> None:
+def test_the_silence_limit_defaults_to_the_lease_ttl() -> None:
     assert silence_limit(None, 3.0, probes=True) == 3.0 + BEYOND_LEASE
     assert silence_limit(None, None, probes=True) == WITHOUT_TTL
     assert silence_limit(None, 3.0, probes=False) == WITHOUT_PROBES

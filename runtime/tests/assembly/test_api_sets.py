@@ -126,6 +126,6 @@ async def test_route_answers_in_form_of_the_header_that_client_sends() -> None:
     assert answers == [plain, "the other form"]
 
 
-def test_one_api_is_itself() -> None:
+def test_a_set_of_one_api_is_that_api() -> None:
     assert api_set({"one": One}) is One
     assert (apis_of(One), apis_of(APIS)) == ((), ["one", "other"])

@@ -75,7 +75,7 @@ async def routes() -> AsyncIterator[Asked]:
     await listener.aclose()
 
 
-async def test_all_workers_are_listed_by_name_with_what_they_report(routes: Asked) -> None:
+async def test_all_workers_are_listed_by_name_with_their_facts(routes: Asked) -> None:
     fleet = routes.fleet
     fleet.add(3, "b", state=DRAINING, host="far", pid=9, system_url="http://far:1", version="0.1.0", started=1.5)
     fleet.add(2, "a", 1)
@@ -127,7 +127,7 @@ async def test_a_name_without_a_replica_is_answered_with_the_replicas(routes: As
 
 
 @pytest.mark.parametrize("name", ["gpus", "gpu-5", "ab", "00000000000000ff", "%1b%5b2J"])
-async def test_a_worker_that_is_not_there_is_told_with_the_remedy(routes: Asked, name: str) -> None:
+async def test_an_unknown_worker_is_a_404_with_a_remedy(routes: Asked, name: str) -> None:
     routes.fleet.add(0xAB, "gpu", 3)
 
     for method, path in (("GET", f"/{name}"), ("POST", f"/{name}/drain")):
@@ -139,7 +139,7 @@ async def test_a_worker_that_is_not_there_is_told_with_the_remedy(routes: Asked,
     assert routes.fleet.asked == []
 
 
-async def test_a_name_of_several_workers_is_told_with_their_ids(routes: Asked) -> None:
+async def test_an_ambiguous_worker_name_is_a_409_with_the_ids(routes: Asked) -> None:
     routes.fleet.add(1, "gpu")
     routes.fleet.add(2, "gpu")
 
@@ -150,7 +150,7 @@ async def test_a_name_of_several_workers_is_told_with_their_ids(routes: Asked) -
     assert routes.fleet.asked == []
 
 
-async def test_a_worker_that_cannot_be_asked_is_told_with_the_reason(routes: Asked) -> None:
+async def test_an_unreachable_worker_is_an_error_with_the_reason(routes: Asked) -> None:
     routes.fleet.add(1, "gpu")
     routes.fleet.failures[1] = CannotConnect("instance 0000000000000001 does not serve 'worker_state' here")
 
@@ -162,7 +162,7 @@ async def test_a_worker_that_cannot_be_asked_is_told_with_the_reason(routes: Ask
     )
 
 
-async def test_what_the_worker_says_of_its_store_is_told_as_it_is(routes: Asked) -> None:
+async def test_a_workers_store_error_is_passed_on(routes: Asked) -> None:
     routes.fleet.add(1, "gpu")
     routes.fleet.failures[1] = Unavailable("discovery does not take the record of worker gpu now")
 
@@ -171,7 +171,7 @@ async def test_what_the_worker_says_of_its_store_is_told_as_it_is(routes: Asked)
     assert (status, body["message"]) == (503, "discovery does not take the record of worker gpu now")
 
 
-async def test_nothing_is_said_of_workers_before_the_first_snapshot(routes: Asked) -> None:
+async def test_worker_routes_are_503_before_the_first_snapshot(routes: Asked) -> None:
     routes.fleet.synced = False
 
     for method, path in (("GET", ""), ("GET", "/gpu-0"), ("POST", "/gpu-0/cordon")):
@@ -180,7 +180,7 @@ async def test_nothing_is_said_of_workers_before_the_first_snapshot(routes: Aske
         assert (status, body["message"]) == (503, "the first snapshot of discovery is not in yet")
 
 
-async def test_a_change_that_the_store_has_not_told_yet_is_answered_all_the_same(
+async def test_a_state_change_is_answered_before_the_store_reports_it(
     routes: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynamo_runtime.assembly.worker_routes.FOLLOW", 0.01)

@@ -86,7 +86,7 @@ def test_check_and_plugins_show_each_extension_by_its_name(dynamo: RunCli, confi
     assert (found["loaded"], found["hooks"]) == (True, ["dynamo_register_extensions"])
 
 
-def test_check_prints_what_plugins_remark_on_their_settings(dynamo: RunCli, config: Path) -> None:
+def test_check_prints_the_remarks_of_plugins(dynamo: RunCli, config: Path) -> None:
     config.write_text(config.read_text().replace("limit: 2", "limit: 200"))
 
     text, graph = dynamo("check", config).output, json.loads(dynamo("check", config, "--json").output)
@@ -114,9 +114,7 @@ def test_check_shows_the_router_that_another_one_wraps(dynamo: RunCli, config: P
     ],
     ids=["no such router", "no such key"],
 )
-def test_check_says_what_is_wrong_with_the_router_that_another_one_wraps(
-    dynamo: RunCli, config: Path, then: str, words: list[str]
-) -> None:
+def test_check_reports_faults_of_a_wrapped_router(dynamo: RunCli, config: Path, then: str, words: list[str]) -> None:
     config.write_text(config.read_text().replace("router: {use: fake}", f"router: {{use: sticky, then: {then}}}"))
 
     result = dynamo("check", config)
@@ -177,7 +175,7 @@ def test_line_of_list_entry_that_names_a_missing_api_is_told(dynamo: RunCli, con
     assert "config.yaml:3: frontend[1].use: there is no frontend 'fakes'" in result.stderr
 
 
-def test_a_model_folder_that_is_not_there_is_told_with_its_line(dynamo: RunCli, config: Path, tmp_path: Path) -> None:
+def test_a_missing_model_folder_is_reported_with_its_line(dynamo: RunCli, config: Path, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     config.write_text(config.read_text().replace("{name: a-model}", f"{{name: a-model, path: {folder}}}"))
 

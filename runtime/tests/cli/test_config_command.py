@@ -18,7 +18,7 @@ def test_show_prints_the_settings_in_force(dynamo: RunCli, config: Path) -> None
     assert ["client.retries", "2"] in lines
 
 
-def test_show_with_origin_says_where_each_value_comes_from(
+def test_show_with_origin_names_the_origin_of_each_value(
     dynamo: RunCli, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DYN_CLIENT__RETRIES", "5")
@@ -44,7 +44,7 @@ def test_show_as_json_with_origin_is_a_list(dynamo: RunCli, config: Path) -> Non
     assert {"key": "router.use", "value": "fake", "origin": f"{config}:3"} in shown
 
 
-def test_show_does_not_tell_secrets(dynamo: RunCli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_hides_secrets(dynamo: RunCli, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUTER_PASSWORD", "hunter2")
     config.write_text(
         config.read_text().replace("router: {use: fake}", "router: {use: fake, key: '${env:ROUTER_PASSWORD}'}")
@@ -75,7 +75,7 @@ def test_schema_has_the_keys_of_a_router_that_another_one_wraps(dynamo: RunCli, 
     assert "limit" in schema["$defs"]["router.PluginRef"]["properties"]
 
 
-def test_schema_leaves_a_section_open_whose_plugin_is_not_installed(dynamo: RunCli, config: Path) -> None:
+def test_schema_leaves_the_section_of_a_missing_plugin_open(dynamo: RunCli, config: Path) -> None:
     result = dynamo("config", "schema", config, "--set", "workers.one.engine.use=missing")
 
     assert result.exit_code == 0
@@ -88,7 +88,7 @@ def test_show_takes_the_flags_of_serve_and_names_them_as_origin(dynamo: RunCli, 
     assert ["frontend.port", "8123", "flag", "--http-port"] in [line.split() for line in output.splitlines()]
 
 
-def test_show_tells_the_built_in_example_from_defaults(site: object, dynamo: RunCli) -> None:
+def test_show_distinguishes_the_built_in_example_from_defaults(site: object, dynamo: RunCli) -> None:
     output = dynamo("config", "show", "--origin").output
 
     rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in output.splitlines()}
@@ -110,7 +110,7 @@ def test_show_works_while_the_variable_of_a_secret_is_not_set(dynamo: RunCli, co
     assert "environment variable 'NOT_SET_X' is not set" in checked.stderr
 
 
-def test_the_schema_says_of_itself_what_it_has(dynamo: RunCli, config: Path) -> None:
+def test_the_schema_describes_itself(dynamo: RunCli, config: Path) -> None:
     schema = json.loads(dynamo("config", "schema", config).output)
 
     assert "profiles" in schema["properties"]

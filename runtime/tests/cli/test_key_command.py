@@ -21,7 +21,7 @@ def test_a_key_and_its_entry_are_printed(dynamo: RunCli) -> None:
     assert AuthSettings(keys=(entry,)).keys[0].hash == hash_of(key)
 
 
-def test_as_json_it_is_one_object(dynamo: RunCli) -> None:
+def test_key_new_as_json_is_one_object(dynamo: RunCli) -> None:
     made = json.loads(dynamo("key", "new", "--json").stdout)
 
     assert made["hash"] == hash_of(made["key"])

@@ -126,7 +126,7 @@ def test_new_plugin_of_one_file_passes_its_own_tests(dynamo: RunCli, tmp_path: P
 
 @pytest.mark.parametrize("single_file", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_of_the_template_is_left_unfilled(kind: str, single_file: bool) -> None:
+def test_no_placeholder_of_the_template_is_left(kind: str, single_file: bool) -> None:
     for path, text in render(kind, "far-away", single_file=single_file).items():
         assert re.findall(r"@[a-z]+@|\.tmpl", f"{path} {text}") == []
 
@@ -141,7 +141,7 @@ def test_names_of_the_new_package_agree() -> None:
     assert "  far_away:" in files["far-away.yaml"]
 
 
-def test_the_example_in_the_repository_is_what_the_command_writes() -> None:
+def test_the_example_in_the_repository_equals_the_commands_output() -> None:
     kept = {
         path.relative_to(EXAMPLE).as_posix(): path.read_text()
         for path in EXAMPLE.rglob("*")
@@ -185,7 +185,7 @@ def test_a_name_is_taken_per_kind(dynamo: RunCli, tmp_path: Path) -> None:
     assert dynamo("new", "parser", "fake", "--path", tmp_path).exit_code == 0
 
 
-def test_a_plugin_of_one_file_says_how_to_serve_and_test_it(dynamo: RunCli, tmp_path: Path) -> None:
+def test_a_single_file_plugin_prints_how_to_serve_and_test_it(dynamo: RunCli, tmp_path: Path) -> None:
     output = dynamo("new", "router", "far-away", "--single-file", "--path", tmp_path).output
 
     programs, folder = Path(sys.executable).parent, tmp_path / "far-away"
@@ -196,7 +196,7 @@ def test_a_plugin_of_one_file_says_how_to_serve_and_test_it(dynamo: RunCli, tmp_
     ]
 
 
-def test_help_says_which_names_are_allowed(dynamo: RunCli) -> None:
+def test_help_lists_the_allowed_names(dynamo: RunCli) -> None:
     assert "small letters and digits" in " ".join(dynamo("new", "engine", "--help").output.split())
 
 
@@ -208,7 +208,7 @@ def test_a_name_that_cannot_be_a_plugins_is_refused(dynamo: RunCli, tmp_path: Pa
     assert "cannot be the name of a plugin" in result.stderr
 
 
-def test_what_is_there_is_not_overwritten(dynamo: RunCli, tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(dynamo: RunCli, tmp_path: Path) -> None:
     dynamo("new", "engine", "far-away", "--path", tmp_path)
     kept = tmp_path / "dynamo-plugin-engine-far-away" / "README.md"
     kept.write_text("mine")

@@ -19,7 +19,7 @@ def rows(result: Result) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["kind"], row["name"]): row for row in json.loads(result.stdout)["plugins"]}
 
 
-def test_what_the_config_names_is_loaded_and_shows_its_hooks(dynamo: RunCli, config: Path) -> None:
+def test_configured_plugins_are_loaded_with_their_hooks(dynamo: RunCli, config: Path) -> None:
     found = rows(dynamo("plugins", config, "--json"))
 
     engine, admission = found["engine", "fake"], found["admission", "fake"]
@@ -30,7 +30,7 @@ def test_what_the_config_names_is_loaded_and_shows_its_hooks(dynamo: RunCli, con
     assert admission["hooks"] == []
 
 
-def test_what_the_config_does_not_name_is_listed_and_not_imported(site: Site, dynamo: RunCli, config: Path) -> None:
+def test_other_plugins_are_listed_without_an_import(site: Site, dynamo: RunCli, config: Path) -> None:
     site.install("acme-other", {"engine-other": "fake_other"}, {"fake_other": "raise SystemExit"})
 
     output = dynamo("plugins", config).output

@@ -51,7 +51,7 @@ def run() -> Answer:
     return ask
 
 
-def test_changes_what_stands_and_processes_are_shown(run: Answer) -> None:
+def test_reload_prints_changes_standing_values_and_processes(run: Answer) -> None:
     result, path = run(200, REPORT)
 
     assert (result.exit_code, path) == (0, "/admin/reload")
@@ -63,11 +63,11 @@ def test_changes_what_stands_and_processes_are_shown(run: Answer) -> None:
     assert lines[-1] == ["Applied."]
 
 
-def test_a_dry_run_asks_for_one(run: Answer) -> None:
+def test_a_dry_run_is_requested_from_the_server(run: Answer) -> None:
     assert run(200, REPORT, "--dry-run")[1] == "/admin/reload?dry_run=1"
 
 
-def test_a_refusal_is_told_below_the_changes_with_exit_code_1(run: Answer) -> None:
+def test_a_refused_reload_prints_the_reason_and_exits_1(run: Answer) -> None:
     error = {"error": {"message": "nothing was applied, since these need a restart: namespace"}}
 
     result, _ = run(409, REPORT | error | {"status": "refused"})
@@ -77,7 +77,7 @@ def test_a_refusal_is_told_below_the_changes_with_exit_code_1(run: Answer) -> No
     assert result.stderr == "dynamo: nothing was applied, since these need a restart: namespace (409)\n"
 
 
-def test_wrong_settings_are_told_as_dynamo_check_tells_them(run: Answer) -> None:
+def test_invalid_settings_are_reported_as_by_check(run: Answer) -> None:
     error = {"error": {"message": "dynamo.yaml:3: unknown key 'rooter'; did you mean 'router'?"}}
 
     result, _ = run(422, {"status": "invalid", "changes": [], "standing": [], "processes": []} | error)
@@ -86,7 +86,7 @@ def test_wrong_settings_are_told_as_dynamo_check_tells_them(run: Answer) -> None
     assert result.stderr == "dynamo: dynamo.yaml:3: unknown key 'rooter'; did you mean 'router'? (422)\n"
 
 
-def test_a_server_that_knows_no_reload_is_told_with_its_own_words(run: Answer) -> None:
+def test_a_server_without_reload_is_reported_with_its_message(run: Answer) -> None:
     result, _ = run(404, {"error": {"message": "Route not found: POST /admin/reload"}})
 
     assert (result.exit_code, result.stdout) == (1, "")

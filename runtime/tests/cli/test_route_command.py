@@ -27,7 +27,7 @@ def run(*words: str) -> Any:
         (("Hi", "--ca", "/nowhere"), "--ca /nowhere: cannot be used"),
     ],
 )
-def test_what_cannot_be_asked_is_told_in_one_line(words: tuple[str, ...], says: str) -> None:
+def test_invalid_options_are_one_line(words: tuple[str, ...], says: str) -> None:
     result = run(*words)
 
     assert result.exit_code == 2
@@ -49,7 +49,7 @@ def test_what_cannot_be_asked_is_told_in_one_line(words: tuple[str, ...], says: 
         ({"DYN_ADMIN_URL": "here"}, (), "DYN_ADMIN_URL here: is no address of a frontend"),
     ],
 )
-def test_the_port_of_serve_is_asked_and_errors_say_where_the_address_is_from(
+def test_the_default_address_is_serves_and_errors_name_its_origin(
     env: dict[str, str], words: tuple[str, ...], says: str
 ) -> None:
     result = CliRunner(env={"DYN_ADMIN_URL": None, **env}).invoke(cli, ["route", "explain", "Hi", *words])
@@ -83,7 +83,7 @@ def shown(*ranks: dict[str, Any], refusal: str | None = None) -> list[str]:
     return route._show("m", told).splitlines()
 
 
-def test_whoever_costs_least_is_marked() -> None:
+def test_the_cheapest_worker_is_marked() -> None:
     lines = shown(
         rank(255, overlap=2, shared=1, cost=1.256, best=True),
         rank(16, overlap=0, shared=0, cost=9.0, best=False),
@@ -98,7 +98,7 @@ def test_whoever_costs_least_is_marked() -> None:
     ]
 
 
-def test_a_router_without_costs_and_a_pool_without_choice_say_so() -> None:
+def test_missing_costs_and_an_empty_choice_are_printed() -> None:
     assert shown(rank(1))[-1] == "mine reports no costs."
     assert shown(rank(1), refusal="all busy")[-1] == "no worker can be chosen: all busy"
     assert shown(refusal="no worker there")[1:] == ["no worker can be chosen: no worker there"]

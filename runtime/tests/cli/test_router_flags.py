@@ -13,7 +13,7 @@ from dynamo_runtime.cli.options import flag_options
     [([], None), (["--router-kv-events"], True), (["--no-router-kv-events"], False)],
     ids=["neither", "on", "off"],
 )
-def test_a_flag_that_is_on_or_off_can_be_given_either_way(arguments: list[str], expected: bool | None) -> None:
+def test_a_boolean_flag_has_a_negated_form(arguments: list[str], expected: bool | None) -> None:
     seen: list[object] = []
 
     @click.command()

@@ -36,7 +36,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     return served
 
 
-def test_there_is_an_option_for_every_flag_of_the_table() -> None:
+def test_every_flag_of_the_table_is_an_option() -> None:
     options = {name for parameter in command.params for name in parameter.opts}
 
     assert {flag.flag for flag in FLAGS if flag.flag is not None} <= options
@@ -112,7 +112,7 @@ def test_an_unknown_option_is_refused_with_a_hint(dynamo: RunCli, config: Path) 
         (["worker", "mock", "--replica", "1"], ("workers.mock", 1)),
     ],
 )
-def test_a_process_runs_the_part_that_it_is_told_to(
+def test_only_and_replica_select_the_part_to_run(
     dynamo: RunCli, served: Served, line: list[str], part: tuple[str | None, int | None]
 ) -> None:
     dynamo(*line)
@@ -120,7 +120,7 @@ def test_a_process_runs_the_part_that_it_is_told_to(
     assert served.parts == [part]
 
 
-def test_a_worker_that_is_not_there_is_told_by_the_name_that_was_typed(dynamo: RunCli, served: Served) -> None:
+def test_an_unknown_worker_is_reported_with_the_near_name(dynamo: RunCli, served: Served) -> None:
     result = dynamo("worker", "mokc")
 
     assert (result.exit_code, result.stderr) == (
@@ -130,7 +130,7 @@ def test_a_worker_that_is_not_there_is_told_by_the_name_that_was_typed(dynamo: R
     assert served.parts == []
 
 
-def test_a_model_that_is_a_folder_gives_path_and_name(dynamo: RunCli, tmp_path: Path, served: Served) -> None:
+def test_a_model_folder_sets_path_and_name(dynamo: RunCli, tmp_path: Path, served: Served) -> None:
     folder = tmp_path / "tiny-llama"
     folder.mkdir()
 

@@ -78,7 +78,7 @@ def test_without_the_name_of_a_command_the_workers_are_listed(
         ("uncordon", entry(requests=0), "worker 00000000000000ab (gpu-3) is serving and runs 0 requests\n"),
     ],
 )
-def test_a_change_says_what_runs_there(
+def test_a_state_change_prints_the_running_requests(
     asked: Callable[[Answers], list[str]], action: str, answer: dict[str, Any], says: str
 ) -> None:
     seen = asked([(200, answer)])
@@ -89,13 +89,13 @@ def test_a_change_says_what_runs_there(
     assert seen == [f"POST /admin/workers/a%20b%2Fc/{action}"]
 
 
-def test_json_is_what_the_frontend_has_said(asked: Callable[[Answers], list[str]]) -> None:
+def test_json_prints_the_frontends_answer(asked: Callable[[Answers], list[str]]) -> None:
     asked([(200, entry(state="cordoned"))])
 
     assert json.loads(run("cordon", "gpu-3", "--json").stdout) == entry(state="cordoned")
 
 
-def test_a_refusal_is_told_in_one_line(asked: Callable[[Answers], list[str]]) -> None:
+def test_a_refusal_is_one_line(asked: Callable[[Answers], list[str]]) -> None:
     asked([(404, {"error": {"message": "no worker 'x' is registered"}})])
 
     result = run("cordon", "x")
@@ -132,7 +132,7 @@ def test_a_drain_is_waited_for_through_a_restart_of_the_frontend(asked: Callable
         ((404, {"error": {"message": "no worker"}}), "has left while it drained"),
     ],
 )
-def test_a_drain_that_does_not_end_well_says_why(
+def test_an_unfinished_drain_prints_the_reason(
     asked: Callable[[Answers], list[str]], answer: tuple[int, Any], says: str
 ) -> None:
     asked([(200, entry(state="draining")), answer])

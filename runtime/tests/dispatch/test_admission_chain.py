@@ -109,7 +109,7 @@ BEHAVIOURS = st.lists(
 
 
 @given(BEHAVIOURS, st.none() | st.integers(0, 12), st.integers(0, 100))
-def test_every_permit_is_released_once_and_in_reverse_whatever_the_chain_does(
+def test_every_permit_is_released_once_in_reverse_order(
     behaviours: list[Behaviour], cancel_after: int | None, tokens: int
 ) -> None:
     ledger = Ledger()
@@ -195,7 +195,7 @@ async def test_a_timeout_of_a_plugin_itself_is_its_own_failure() -> None:
     ledger.assert_settled(0)
 
 
-def test_the_quick_check_asks_in_order_until_one_refuses() -> None:
+def test_precheck_asks_in_order_until_a_refusal() -> None:
     asked: list[int] = []
 
     class Checking(Scripted):
@@ -214,9 +214,7 @@ def test_the_quick_check_asks_in_order_until_one_refuses() -> None:
 
 
 @pytest.mark.parametrize(("says", "busy"), [((True, False), True), ((False, True), True), ((False, False), False)])
-def test_a_worker_is_busy_if_one_that_goes_by_thresholds_says_so_and_all_of_those_hear_of_its_load(
-    says: tuple[bool, bool], busy: bool
-) -> None:
+def test_a_worker_is_busy_if_any_threshold_plugin_says_so(says: tuple[bool, bool], busy: bool) -> None:
     heard: list[str] = []
 
     class Unarmed(Scripted):
@@ -241,7 +239,7 @@ def test_a_worker_is_busy_if_one_that_goes_by_thresholds_says_so_and_all_of_thos
     assert heard == ["m", "m"]
 
 
-def test_one_plugin_is_asked_without_a_chain_and_none_admits_everything() -> None:
+def test_one_plugin_needs_no_chain_and_none_admits_everything() -> None:
     only = Scripted(0, Behaviour(), Ledger())
 
     assert AdmissionChain.of({"only": only}, SERVICES, patience=PATIENCE) is only

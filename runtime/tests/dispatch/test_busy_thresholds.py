@@ -122,7 +122,7 @@ async def test_a_model_has_its_own_values_over_the_common_ones(frontends: Fronte
     assert not book.of("open")
 
 
-async def test_what_is_set_at_one_frontend_counts_at_all(frontends: Frontends) -> None:
+async def test_thresholds_set_at_one_frontend_apply_at_all(frontends: Frontends) -> None:
     one, other = frontends.book(), frontends.book()
 
     assert await one.change("Qwen/Qwen3-0.6B", {BLOCKS: 0.5}) == Thresholds(0.5, 500)
@@ -133,7 +133,7 @@ async def test_what_is_set_at_one_frontend_counts_at_all(frontends: Frontends) -
     assert set(frontends.told) == {"Qwen/Qwen3-0.6B"}
 
 
-async def test_two_who_set_different_thresholds_at_once_do_not_undo_each_other(frontends: Frontends) -> None:
+async def test_concurrent_threshold_changes_are_merged(frontends: Frontends) -> None:
     one, other = frontends.book(), frontends.book()
 
     await asyncio.gather(
@@ -144,7 +144,7 @@ async def test_two_who_set_different_thresholds_at_once_do_not_undo_each_other(f
         await frontends.until(lambda: book.of("m") == Thresholds(0.1, None, 2))  # noqa: B023 - used at once
 
 
-async def test_a_frontend_that_comes_later_knows_what_was_set(frontends: Frontends) -> None:
+async def test_a_later_frontend_has_the_set_thresholds(frontends: Frontends) -> None:
     await frontends.book().change("m", {TOKENS: 1})
 
     late = frontends.book()
@@ -152,7 +152,7 @@ async def test_a_frontend_that_comes_later_knows_what_was_set(frontends: Fronten
     await frontends.until(lambda: late.of("m") == Thresholds(0.9, 1))
 
 
-async def test_what_was_set_can_be_taken_back(frontends: Frontends) -> None:
+async def test_set_thresholds_can_be_reset(frontends: Frontends) -> None:
     one, other = frontends.book(), frontends.book()
     await one.change("m", {TOKENS: 1, BLOCKS: None})
     await frontends.until(lambda: other.of("m") == Thresholds(None, 1))
@@ -163,7 +163,7 @@ async def test_what_was_set_can_be_taken_back(frontends: Frontends) -> None:
     assert list(one.changed_models()) == []
 
 
-async def test_nothing_is_written_if_one_value_is_out_of_range(frontends: Frontends) -> None:
+async def test_an_out_of_range_value_changes_nothing(frontends: Frontends) -> None:
     book = frontends.book()
 
     with pytest.raises(ValueError, match="must be between"):

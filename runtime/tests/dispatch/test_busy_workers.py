@@ -22,7 +22,7 @@ async def finish(stage: Any, stream: ResponseStream) -> list[int]:
     return tokens
 
 
-async def test_workers_that_are_full_are_asked_until_one_is_not_whatever_the_retries(
+async def test_full_workers_are_tried_regardless_of_the_retry_limit(
     make_stage: Callable[..., Any],
 ) -> None:
     stage = make_stage(workers=6, retries=1)
@@ -36,7 +36,7 @@ async def test_workers_that_are_full_are_asked_until_one_is_not_whatever_the_ret
     assert [one.instance_id for one in stage.pool.eligible()] == [6]
 
 
-async def test_when_all_are_full_the_client_is_told_so_and_each_was_asked_once(make_stage: Callable[..., Any]) -> None:
+async def test_when_all_workers_are_full_each_is_asked_once(make_stage: Callable[..., Any]) -> None:
     stage = make_stage(workers=3)
     stage.transport.refusals = [WorkerOverloaded("full")] * 100
 
@@ -59,7 +59,7 @@ async def test_a_worker_that_is_alone_is_asked_each_time(make_stage: Callable[..
     assert await finish(stage, stream) == stage.answer(2)
 
 
-async def test_a_request_that_finds_all_busy_is_refused_and_told_when_to_come_back(
+async def test_a_request_with_all_workers_busy_is_refused_with_retry_after(
     make_stage: Callable[..., Any],
 ) -> None:
     stage = make_stage(workers=2)
@@ -102,7 +102,7 @@ async def test_a_retry_does_not_wait_forever(make_stage: Callable[..., Any]) -> 
     assert (stage.tracker.total_requests, stage.permit.told) == (0, [0])
 
 
-async def test_a_retry_that_is_given_up_while_it_waits_gives_everything_back(make_stage: Callable[..., Any]) -> None:
+async def test_a_cancelled_waiting_retry_releases_everything(make_stage: Callable[..., Any]) -> None:
     stage = make_stage(workers=2, migration_wait=10.0)
     stage.transport.refusals = [CannotConnect("gone")]
     stage.pool.set_busy(2, True)
@@ -127,7 +127,7 @@ class Told(Permit):
         self.tokens.append(output_tokens)
 
 
-async def test_a_part_of_a_request_that_was_let_in_is_not_admitted_again_and_waits_while_all_are_busy(
+async def test_a_call_of_an_admitted_request_waits_for_busy_workers(
     make_stage: Callable[..., Any],
 ) -> None:
     stage = make_stage(workers=1, migration_wait=10.0)

@@ -26,7 +26,7 @@ def test_another_block_size_is_named() -> None:
     assert "of 16" in str(conflict)
 
 
-def test_another_way_of_hashing_is_named_and_one_that_is_not_said_is_none() -> None:
+def test_a_different_kv_hashing_conflicts_and_an_absent_one_does_not() -> None:
     conflict = card_conflict(card(kv_hashing=SCHEME), card(kv_hashing="sha256"))
 
     assert conflict is not None
@@ -35,5 +35,5 @@ def test_another_way_of_hashing_is_named_and_one_that_is_not_said_is_none() -> N
     assert card_conflict(card(), card(kv_hashing=SCHEME)) is None
 
 
-def test_anything_else_that_differs_is_told_as_such() -> None:
+def test_other_card_differences_are_named() -> None:
     assert "checksum" in str(card_conflict(card(), card(checksum="b")))

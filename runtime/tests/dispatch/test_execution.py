@@ -96,9 +96,7 @@ async def ended(stream: ResponseStream) -> DynamoError | None:
     ("deadlines", "kind"),
     [(Deadlines(first_item=0.01), ResponseTimeout), (Deadlines(total=0.01), DeadlineExceeded)],
 )
-async def test_a_deadline_that_passes_before_a_worker_is_called_ends_what_goes_before(
-    deadlines: Deadlines, kind: type[DynamoError]
-) -> None:
+async def test_a_deadline_before_the_call_ends_the_prefill(deadlines: Deadlines, kind: type[DynamoError]) -> None:
     request = Request(deadlines)
     prefill = request.prefill()
     request.execution.start_prefill(prefill)
@@ -126,7 +124,7 @@ async def test_a_hop_that_comes_too_late_ends_at_once() -> None:
     await request.stream.aclose()
 
 
-async def test_a_hop_whose_call_was_joined_is_not_ended_with_the_request(make_call: Callable[[], Any]) -> None:
+async def test_a_joined_call_is_not_ended_twice(make_call: Callable[[], Any]) -> None:
     request = Request()
     prefill = request.prefill()
     request.execution.start_prefill(prefill)
@@ -189,7 +187,7 @@ async def test_items_that_come_before_the_acceptance_count_once_it_is_there(make
     await request.stream.aclose()
 
 
-async def test_a_failure_while_a_worker_is_sought_is_left_to_what_seeks_it(make_call: Callable[[], Any]) -> None:
+async def test_failures_during_routing_are_left_to_the_recovery(make_call: Callable[[], Any]) -> None:
     request = Request()
     request.execution.start_routing()
     request.execution.answer.begin(request.reserve("a"))

@@ -16,7 +16,7 @@ PRINCIPALS = st.builds(
 
 
 @given(HINTS, PRINCIPALS)
-def test_a_worker_is_told_the_identity_and_every_other_hint_as_it_was(
+def test_identity_is_added_to_the_hints_without_changing_others(
     hints: RoutingHints | None, principal: Principal
 ) -> None:
     request = PreprocessedRequest(model="m", token_ids=[1], routing=hints)

@@ -20,7 +20,7 @@ steps = st.lists(
 
 
 @given(steps)
-def test_the_tracker_agrees_with_a_plain_list_of_what_runs(steps: list[tuple[str, int, int, int]]) -> None:
+def test_the_tracker_matches_a_reference_list(steps: list[tuple[str, int, int, int]]) -> None:
     tracker = LoadTracker()
     running: list[tuple[Reservation, int, int, int]] = []
 
@@ -56,7 +56,7 @@ def test_the_tracker_agrees_with_a_plain_list_of_what_runs(steps: list[tuple[str
     assert tracker.blocks(1) == tracker.blocks(2) == tracker.blocks(3) == 0
 
 
-def test_requests_of_other_frontends_are_told_apart_from_the_own() -> None:
+def test_own_requests_and_those_of_peers_are_separate() -> None:
     tracker = LoadTracker()
     reservation = tracker.reserve(
         Route(Instance(instance_id=1), 0), "r", prompt_tokens=40, block_size=16, hashes=range(2)
@@ -94,7 +94,7 @@ class Watcher:
         self.told.append("left")
 
 
-def test_the_watcher_of_a_route_is_told_what_becomes_of_the_request() -> None:
+def test_the_watcher_of_a_route_gets_the_requests_events() -> None:
     tracker, watcher = LoadTracker(), Watcher()
     route = Route(Instance(instance_id=1), watcher=watcher)
     assert watcher.told == []

@@ -23,7 +23,7 @@ async def turns(count: int = 30) -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "stopped, then closed", "failed, then closed"])
-async def test_a_call_under_way_is_over_when_the_stream_is_closed(make_stage: Callable[..., Any], how: str) -> None:
+async def test_closing_the_stream_ends_a_pending_call(make_stage: Callable[..., Any], how: str) -> None:
     stage = make_stage()
     stream = await stage.generate()
     stage.transport.calls[0].give(2)
@@ -55,7 +55,7 @@ async def test_a_call_under_way_is_over_when_the_stream_is_closed(make_stage: Ca
     assert (stage.tracker.total_requests, stage.permit.told) == (0, [0])
 
 
-async def test_the_worker_that_was_left_has_let_go_when_the_stream_is_closed(make_stage: Callable[..., Any]) -> None:
+async def test_closing_the_stream_waits_for_the_abandoned_worker(make_stage: Callable[..., Any]) -> None:
     stage = make_stage()
     stream = await stage.generate()
     stage.transport.calls[0].give(2)
@@ -200,7 +200,7 @@ async def test_attempts_that_fail_before_a_worker_is_called_count_too(make_stage
     await stream.aclose()
 
 
-async def test_that_one_worker_is_busy_counts_more_than_that_another_is_gone(make_stage: Callable[..., Any]) -> None:
+async def test_a_busy_worker_outweighs_a_lost_one_in_the_error(make_stage: Callable[..., Any]) -> None:
     stage = make_stage(2)
     stage.transport.refusals = [CannotConnect("gone")]
     route = stage.group.router.route

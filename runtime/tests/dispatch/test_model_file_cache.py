@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-def test_what_was_put_is_found_by_its_content_whatever_its_name(folder: Path) -> None:
+def test_cached_files_are_found_by_digest(folder: Path) -> None:
     ModelCache(folder).put(described(b"{}"), b"{}")
 
     again = ModelCache(folder)
@@ -46,7 +46,7 @@ def test_a_damaged_file_is_a_miss_and_is_removed(
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100_000])
-def test_a_card_that_lies_about_a_files_size_does_not_touch_what_another_cards_checksum_names(
+def test_a_wrong_size_in_a_card_does_not_remove_the_cached_file(
     folder: Path, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache, file = ModelCache(folder), described(b"{}")

@@ -95,7 +95,7 @@ async def another() -> AsyncGenerator[ModelFileChunk, None]:
 
 
 @pytest.mark.parametrize("pieces", [endless, empty_for_ever, too_short, another])
-async def test_what_is_not_the_file_of_the_card_is_refused_and_the_call_is_ended(
+async def test_a_file_that_differs_from_the_card_is_refused(
     transport: InprocTransport, pieces: Pieces, tmp_path: Path
 ) -> None:
     worker = Worker(transport, pieces)

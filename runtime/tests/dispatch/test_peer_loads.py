@@ -184,7 +184,7 @@ def told(message: bytes, to: LoadTracker, now: float = 0.0) -> None:
     PeerLoadMessages(to).apply(message, now)
 
 
-def test_what_another_frontend_placed_counts_until_it_says_otherwise() -> None:
+def test_peer_load_counts_until_the_peer_updates_it() -> None:
     one, other = Frontend(), LoadTracker()
     one.reserve("a", 1, 0, 32)
     one.reserve("b", 1, 1, 16)
@@ -200,7 +200,7 @@ def test_what_another_frontend_placed_counts_until_it_says_otherwise() -> None:
     assert (other.requests(1), other.blocks(1, 0), other.total_requests) == (1, 0, 0)
 
 
-def test_a_whole_message_also_takes_back_what_it_does_not_name() -> None:
+def test_a_full_message_removes_absent_ranks() -> None:
     one, other = Frontend(), LoadTracker()
     one.reserve("a", 1, 0, 32)
     told(one.messages.changes(), other)
@@ -288,7 +288,7 @@ async def test_trackers_that_share_see_each_others_requests_come_and_go(plane: P
     await eventually(lambda: other.requests(7) == 0)
 
 
-async def test_one_that_comes_late_is_told_of_what_runs_already(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_frontend_gets_the_current_load(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_load_sync, "REFRESH", 0.02)
     one, _ = plane.share()
     place(one, "a")
@@ -299,7 +299,7 @@ async def test_one_that_comes_late_is_told_of_what_runs_already(plane: Plane, mo
     await eventually(lambda: late.requests(7) == 1)
 
 
-async def test_one_that_ends_leaves_nothing_on_the_others_trackers_and_nobody_waits_for_that(
+async def test_a_closing_frontend_removes_its_load_from_its_peers(
     plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peer_loads, "EXPIRY", 3600)

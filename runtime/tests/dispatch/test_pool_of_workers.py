@@ -96,7 +96,7 @@ def test_pool_offers_these_workers(pool: Pool, steps: list[Step], offered: dict[
     assert set(pool.instances) == {1, 2, 3}
 
 
-def test_it_is_given_another_chance_after_a_while(pool: Pool, clock: list[float]) -> None:
+def test_a_down_worker_is_eligible_again_after_the_cool_down(pool: Pool, clock: list[float]) -> None:
     pool.report_down(2)
     clock[0] += COOL_DOWN - 0.1
     before = ids(pool)
@@ -128,7 +128,7 @@ def test_a_worker_out_of_service_is_never_offered_but_stays_in_the_pool(pool: Po
     assert pool.state(2) == state
 
 
-def test_it_is_offered_in_its_old_place_once_it_is_back_in_service(pool: Pool) -> None:
+def test_a_worker_back_in_service_keeps_its_place(pool: Pool) -> None:
     version = pool.version
     set_state(pool, 2, CORDONED)
     cordoned = pool.version
@@ -140,7 +140,7 @@ def test_it_is_offered_in_its_old_place_once_it_is_back_in_service(pool: Pool) -
     assert pool.state(2) == "free"
 
 
-def test_why_there_is_no_worker_says_whether_any_is_in_service(pool: Pool) -> None:
+def test_no_worker_tells_overload_from_none_in_service(pool: Pool) -> None:
     busy = no_worker(pool)
     for number in (1, 2, 3):
         set_state(pool, number, DRAINING)

@@ -40,11 +40,11 @@ def test_the_answer_is_whole_seconds_within_bounds_and_differs(bench: Bench) -> 
     assert all(SHORTEST <= answer <= LONGEST and answer == int(answer) for answer in answers)
 
 
-def test_at_first_nobody_knows(bench: Bench) -> None:
+def test_the_initial_retry_after_is_the_default(bench: Bench) -> None:
     assert bench.mean() == pytest.approx(UNKNOWN, abs=0.2)
 
 
-def test_it_is_the_time_in_which_as_many_end_as_were_refused(bench: Bench) -> None:
+def test_retry_after_is_the_time_to_end_as_many_as_were_refused(bench: Bench) -> None:
     bench.run(60, ended=10, refused=10)
     even = bench.mean()
     bench.run(60, ended=10, refused=20)
@@ -53,7 +53,7 @@ def test_it_is_the_time_in_which_as_many_end_as_were_refused(bench: Bench) -> No
     assert bench.mean() == pytest.approx(2 * WINDOW, rel=0.15)
 
 
-def test_what_ended_before_anybody_was_refused_says_nothing(bench: Bench) -> None:
+def test_requests_ended_before_a_refusal_do_not_count(bench: Bench) -> None:
     """A quiet model would seem slow: hardly anything had been asked of it."""
     for _ in range(100):
         bench.rates.ended("m")

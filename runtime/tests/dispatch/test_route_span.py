@@ -105,9 +105,7 @@ async def test_a_request_that_is_given_up_is_no_error(record: Record, make_stage
 
 
 @pytest.mark.parametrize("error", [BackendError.Unknown("broken"), InvalidArgument("not so")])
-async def test_what_is_not_the_way_to_the_worker_has_no_outcome(
-    record: Record, make_stage: MakeStage, error: DynamoError
-) -> None:
+async def test_engine_errors_set_no_request_outcome(record: Record, make_stage: MakeStage, error: DynamoError) -> None:
     recorded, stage = record(), make_stage()
     stream = await stage.generate()
     stage.transport.calls[0].fail(error, told=True)

@@ -75,7 +75,7 @@ async def test_a_worker_that_falls_silent_is_given_up_in_any_phase(stage: Any, g
     assert not len(stage.pipeline._timeouts.stall.timeouts)
 
 
-async def test_what_an_engine_reports_is_a_sign_of_life(stage: Any) -> None:
+async def test_progress_reports_reset_the_stall_timeout(stage: Any) -> None:
     stream = await stage.generate()
     for _ in range(3):
         check(stream, checks(stage) - 1)
@@ -133,7 +133,7 @@ async def test_refusals_and_silence_count_together(make_stage: Callable[..., Any
     await stream.aclose()
 
 
-async def test_nothing_is_watched_while_no_worker_has_the_request(make_stage: Callable[..., Any]) -> None:
+async def test_the_stall_timeout_pauses_without_a_worker(make_stage: Callable[..., Any]) -> None:
     stage = make_stage(1, stall=NEVER, migration_wait=20)
     stream = await stage.generate()
     stage.transport.calls[0].give(2)

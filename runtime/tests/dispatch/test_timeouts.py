@@ -56,7 +56,7 @@ async def test_a_timeout_may_set_the_next_one() -> None:
         await over.wait()
 
 
-async def test_one_that_fails_keeps_no_other_from_going_off(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failing_timeout_does_not_stop_others(caplog: pytest.LogCaptureFixture) -> None:
     timeouts = FixedTimeouts(0.005)
     over = asyncio.Event()
 
@@ -72,7 +72,7 @@ async def test_one_that_fails_keeps_no_other_from_going_off(caplog: pytest.LogCa
     assert "deadline failed" in caplog.text
 
 
-async def test_what_takes_too_long_in_a_bounded_block_is_cancelled_and_told_as_a_timeout() -> None:
+async def test_a_bounded_block_is_cancelled_with_a_timeout_error() -> None:
     timeouts = FixedTimeouts(0.01)
     cancelled = False
 

@@ -59,7 +59,7 @@ async def ended(stream: ResponseStream) -> None:
 
 
 @given(st.lists(st.one_of(st.just("take"), st.integers(1, 3 * HIGH_WATER)), max_size=12))
-def test_what_was_gathered_is_read_whole_and_in_order(make_stage: Make, steps: list[Any]) -> None:
+def test_buffered_items_are_read_whole_and_in_order(make_stage: Make, steps: list[Any]) -> None:
     async def scene() -> None:
         stage = make_stage(unread=bounds(most_each=1000))
         total = 1 + sum(step for step in steps if step != "take")
@@ -84,7 +84,7 @@ def test_what_was_gathered_is_read_whole_and_in_order(make_stage: Make, steps: l
     asyncio.run(scene())
 
 
-async def test_answer_that_is_not_read_goes_on_and_gives_its_place_back_at_its_end(make_stage: Make) -> None:
+async def test_an_unread_answer_continues_and_frees_its_place_at_the_end(make_stage: Make) -> None:
     stage = make_stage(unread=bounds())
     stream, call = await unread(stage)
 

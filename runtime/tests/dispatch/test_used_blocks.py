@@ -41,7 +41,7 @@ def quiet(blocks: int, now: float = 0.0) -> LoadTracker:
     return tracker
 
 
-def test_what_is_placed_counts_beside_the_last_report_at_once() -> None:
+def test_a_placement_adds_to_the_last_report_at_once() -> None:
     tracker = quiet(30)
 
     reservation = place(tracker, 25)
@@ -51,7 +51,7 @@ def test_what_is_placed_counts_beside_the_last_report_at_once() -> None:
     assert (placed, used(tracker)) == (55, 30)
 
 
-def test_what_a_report_has_is_not_counted_again() -> None:
+def test_a_placement_in_the_report_is_not_counted_twice() -> None:
     tracker = quiet(30)
     place(tracker, 25)
 
@@ -71,7 +71,7 @@ def test_a_report_that_was_made_before_a_request_arrived_takes_nothing_away() ->
     assert used(tracker) == 80
 
 
-def test_the_worker_is_believed_about_what_was_placed_a_while_ago() -> None:
+def test_the_report_overrides_settled_placements() -> None:
     tracker = quiet(30)
     reservation = place(tracker, 25)
     reservation.first_item()
@@ -119,7 +119,7 @@ def test_blocks_that_requests_share_count_once() -> None:
     assert used(tracker) == 27
 
 
-def test_before_the_first_report_what_was_placed_counts_alone_and_beside_it_until_that_settles() -> None:
+def test_placements_count_alone_before_the_first_report() -> None:
     tracker = LoadTracker()
     place(tracker, 25)
     alone = used(tracker)
@@ -128,7 +128,7 @@ def test_before_the_first_report_what_was_placed_counts_alone_and_beside_it_unti
     assert (alone, used(tracker)) == (25, 25)
 
 
-def test_without_reports_any_more_what_was_placed_counts_alone() -> None:
+def test_placements_count_alone_after_reports_are_forgotten() -> None:
     tracker = quiet(60)
     place(tracker, 25)
 
@@ -142,7 +142,7 @@ def tell(tracker: LoadTracker, number: int, blocks: int, now: float) -> None:
     tracker.peers.apply(PlacedLoads(1, number, False, [load]), now)
 
 
-def test_what_another_frontend_placed_counts_once_in_whatever_order_it_is_told() -> None:
+def test_peer_placements_count_once_in_any_order() -> None:
     first, second = quiet(0), quiet(0)
 
     tell(first, 1, 25, 0.20)
@@ -157,7 +157,7 @@ def test_what_another_frontend_placed_counts_once_in_whatever_order_it_is_told()
     assert (early, found, [used(first), used(second)]) == (25, [25, 25], [25, 25])
 
 
-def test_what_another_frontend_placed_counts_until_it_is_over() -> None:
+def test_peer_placements_count_until_they_end() -> None:
     tracker = quiet(10)
     tell(tracker, 1, 25, 1.0)
     busy = used(tracker)
@@ -167,7 +167,7 @@ def test_what_another_frontend_placed_counts_until_it_is_over() -> None:
     assert (busy, used(tracker)) == (35, 10)
 
 
-def test_a_frontend_of_the_version_before_tells_of_blocks_with_hashes() -> None:
+def test_messages_of_the_previous_format_are_applied() -> None:
     tracker = quiet(10)
     message = msgspec.msgpack.encode([1, 1, True, [[*RANK, 1, 100, 25]]])
 

@@ -96,7 +96,7 @@ def test_a_request_counts_the_moment_it_is_placed_and_until_its_prompt_is_comput
     assert (placed, watched.free) == ([2], [1, 2])
 
 
-def test_blocks_are_what_the_worker_told_last_and_what_was_placed_since() -> None:
+def test_used_blocks_are_the_last_report_plus_later_placements() -> None:
     watched = Watched(Thresholds(0.5))
     watched.tell(ActiveLoad(1, 0, active_decode_blocks=0), ActiveLoad(2, 0, kv_used_blocks=51))
     told_only = watched.free
@@ -130,7 +130,7 @@ def test_a_burst_before_any_word_of_the_workers_fills_each_up_to_its_threshold_a
     assert placed == {1: 4, 2: 4, 3: 4}
 
 
-def test_a_word_in_the_middle_of_a_burst_lets_in_no_more() -> None:
+def test_a_report_in_the_middle_of_a_burst_frees_no_room() -> None:
     watched = Watched(Thresholds(0.5), workers=1)
     watched.tell(ActiveLoad(1, 0, active_decode_blocks=35))
     for number in range(2):
@@ -142,7 +142,7 @@ def test_a_word_in_the_middle_of_a_burst_lets_in_no_more() -> None:
     assert watched.free == []
 
 
-def test_an_idle_worker_is_free_with_its_first_word_that_says_so() -> None:
+def test_an_idle_worker_is_free_with_its_first_report() -> None:
     watched = Watched(Thresholds(0.5), workers=1)
     reservations = [watched.reserve(1, 1600, name=f"r{number}") for number in range(3)]
     watched.tell(ActiveLoad(1, 0, active_decode_blocks=100))
@@ -155,7 +155,7 @@ def test_an_idle_worker_is_free_with_its_first_word_that_says_so() -> None:
     assert (ended, watched.free) == ([], [1])
 
 
-def test_a_total_that_a_worker_tells_goes_before_that_of_its_card() -> None:
+def test_the_reported_total_overrides_the_cards() -> None:
     watched = Watched(Thresholds(0.5))
 
     watched.monitor.apply(told(ActiveLoad(1, 0, active_decode_blocks=51, kv_total_blocks=200)), 0)
@@ -173,7 +173,7 @@ def test_a_worker_with_an_idle_rank_is_free() -> None:
     assert (one, watched.free) == ([1, 2], [2])
 
 
-def test_what_other_frontends_have_placed_counts_too() -> None:
+def test_load_of_other_frontends_counts() -> None:
     watched = Watched(Thresholds(None, 9))
 
     watched.tracker.peers.apply(PlacedLoads(7, 1, True, [PlacedLoad(1, 0, 1, 10, 0)]), 0)
@@ -183,7 +183,7 @@ def test_what_other_frontends_have_placed_counts_too() -> None:
     assert (busy, watched.free) == ([2], [1, 2])
 
 
-def test_other_thresholds_count_at_once() -> None:
+def test_new_thresholds_apply_at_once() -> None:
     watched = Watched(Thresholds())
     watched.reserve(1)
     before = watched.free
@@ -196,7 +196,7 @@ def test_other_thresholds_count_at_once() -> None:
     assert (before, elsewhere, watched.free) == ([1, 2], [1, 2], [2])
 
 
-def test_what_a_silent_worker_told_is_forgotten() -> None:
+def test_reports_of_a_silent_worker_expire() -> None:
     watched = Watched(Thresholds(0.5))
     watched.monitor.apply(told(ActiveLoad(1, 0, active_decode_blocks=99)), 100)
     watched.monitor.apply(told(ActiveLoad(2, 0, active_decode_blocks=99)), 101)
@@ -217,7 +217,7 @@ def test_a_load_that_comes_before_its_worker_counts_when_it_is_there() -> None:
     assert watched.free == [1, 2]
 
 
-def test_a_worker_that_has_gone_and_come_back_is_looked_at_anew() -> None:
+def test_a_returned_worker_is_evaluated_anew() -> None:
     watched = Watched(Thresholds(None, 9))
     reservation = watched.reserve(1)
     watched.pool.remove(1)
@@ -228,7 +228,7 @@ def test_a_worker_that_has_gone_and_come_back_is_looked_at_anew() -> None:
     assert watched.free == [2, 1]
 
 
-def test_without_a_rule_nobody_is_looked_at_and_loads_are_still_known() -> None:
+def test_without_thresholds_loads_are_tracked_but_no_worker_is_busy() -> None:
     watched = Watched()
     watched.reserve(1, tokens=1000)
     watched.monitor.apply(told(ActiveLoad(1, 0, active_decode_blocks=100)), 0)
@@ -237,7 +237,7 @@ def test_without_a_rule_nobody_is_looked_at_and_loads_are_still_known() -> None:
     assert watched.monitor.load(1, 0).active_decode_blocks == 100
 
 
-def test_asking_who_is_free_looks_at_nobody() -> None:
+def test_reading_the_eligible_workers_evaluates_none() -> None:
     watched = Watched(Thresholds(None, 9))
     watched.reserve(1)
     before = watched.asked
@@ -248,7 +248,7 @@ def test_asking_who_is_free_looks_at_nobody() -> None:
     assert watched.asked == before
 
 
-def test_a_full_worker_may_be_asked_again_once_it_tells_of_its_load() -> None:
+def test_a_full_worker_is_eligible_again_after_its_next_report() -> None:
     watched = Watched(Thresholds(0.9))
     watched.pool.report_full(1)
     full = watched.free
@@ -258,7 +258,7 @@ def test_a_full_worker_may_be_asked_again_once_it_tells_of_its_load() -> None:
     assert (full, watched.free) == ([2], [1, 2])
 
 
-async def test_it_goes_on_after_what_cannot_be_read_and_after_the_plane_broke(
+async def test_the_monitor_survives_malformed_reports_and_plane_failures(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dynamo_runtime.dispatch.load.listening.RETRY", 0.001)

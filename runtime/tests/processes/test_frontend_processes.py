@@ -27,7 +27,7 @@ def commands(loaded: LoadedSettings, only: str | None, port: int | None) -> list
     return [" ".join(part.arguments()) for part in parts_of(loaded.settings, workers, port)]
 
 
-def test_one_frontend_runs_as_it_always_did(tmp_path: Path) -> None:
+def test_one_frontend_process_needs_no_replica_number(tmp_path: Path) -> None:
     loaded = load(tmp_path, ACROSS)
 
     assert commands(loaded, None, None) == [
@@ -39,7 +39,7 @@ def test_one_frontend_runs_as_it_always_did(tmp_path: Path) -> None:
     assert not role_of(loaded.settings, "frontend").whole
 
 
-def test_several_are_told_their_number_and_the_port_that_they_share(tmp_path: Path) -> None:
+def test_several_frontend_processes_get_number_and_shared_port(tmp_path: Path) -> None:
     loaded = load(tmp_path, ACROSS, "frontend: {processes: 2, port: 0}")
 
     assert commands(loaded, None, 1234)[2:] == [

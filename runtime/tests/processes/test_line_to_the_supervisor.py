@@ -71,7 +71,7 @@ def _no_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamo_runtime.processes.control.ORPHAN_GRACE", 0.0)
 
 
-async def test_both_ends_ask_and_answer_at_once() -> None:
+async def test_both_ends_ask_and_answer_concurrently() -> None:
     async with both(answerer=echo) as (line, child):
         child.answer_with(echo)
 
@@ -98,7 +98,7 @@ async def test_words_go_between_frames() -> None:
         assert line.has_served()
 
 
-async def test_a_child_that_is_not_ready_to_answer_says_nothing_at_once() -> None:
+async def test_an_unready_child_answers_null_at_once() -> None:
     async with both() as (line, _):
         assert await line.ask("anything", 10) is None
 
@@ -136,7 +136,7 @@ async def test_the_reason_is_everything_that_follows_it_and_is_still_known_after
         assert not line.has_served()
 
 
-async def test_what_is_no_message_is_told_and_the_next_one_counts(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_malformed_message_is_logged_and_skipped(caplog: pytest.LogCaptureFixture) -> None:
     theirs, ours = socket.socketpair()
     async with ChildLine(ours) as line:
         for data in (b"", b"{}", b'{"number": "x", "body": 1}', b"\xff" * 9):
@@ -155,7 +155,7 @@ _PIECES = st.lists(
 
 
 @given(pieces=_PIECES, reason=st.none() | st.text(max_size=20), cuts=st.lists(st.integers(1, 20), max_size=20))
-def test_it_does_not_matter_where_the_stream_is_cut(pieces: list[bytes], reason: str | None, cuts: list[int]) -> None:
+def test_messages_are_read_however_the_stream_is_cut(pieces: list[bytes], reason: str | None, cuts: list[int]) -> None:
     stream = b"".join(pieces) + (b"" if reason is None else REASON + reason.encode())
 
     async def check() -> None:

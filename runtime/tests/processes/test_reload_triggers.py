@@ -114,7 +114,7 @@ async def test_a_busy_reload_is_tried_again_and_a_refused_one_is_not(watched: Wa
     assert reloads.found.empty()
 
 
-async def test_a_file_that_is_gone_for_a_while_is_told_as_such(watched: Watched) -> None:
+async def test_a_missing_file_triggers_a_reload(watched: Watched) -> None:
     config, reloads = watched
     config.unlink()
 

@@ -122,7 +122,7 @@ async def applied(family: Family) -> ReloadReport:
     return await family.reload(False)
 
 
-async def test_all_take_it_and_are_told_of(make: Make) -> None:
+async def test_a_reload_is_applied_and_reported_for_all_processes(make: Make) -> None:
     family = make("well", "well")
 
     report = await applied(family)
@@ -146,7 +146,7 @@ async def test_a_dry_run_prepares_and_applies_nothing(make: Make) -> None:
     assert family.children[0].asked == ["prepare"]
 
 
-async def test_what_needs_a_restart_is_refused_before_a_child_is_asked(make: Make) -> None:
+async def test_changes_that_need_a_restart_are_refused_before_asking_children(make: Make) -> None:
     family = make("well")
     family.write(retries=7, level="debug")
 
@@ -172,7 +172,7 @@ async def test_while_one_cannot_prepare_none_applies(make: Make, how: str, says:
 
 
 @pytest.mark.parametrize("how", ["fails", "hangs"])
-async def test_one_that_does_not_apply_is_started_again_and_the_others_go_on(make: Make, how: str) -> None:
+async def test_a_child_that_fails_to_apply_is_restarted(make: Make, how: str) -> None:
     family = make("well", how)
 
     report = await applied(family)
@@ -185,7 +185,7 @@ async def test_one_that_does_not_apply_is_started_again_and_the_others_go_on(mak
 
 
 @pytest.mark.parametrize("how", ["absent", "dies"])
-async def test_one_that_is_gone_starts_on_the_new_settings_by_itself(make: Make, how: str) -> None:
+async def test_an_absent_child_starts_with_the_new_settings(make: Make, how: str) -> None:
     family = make("well", how)
 
     report = await applied(family)
@@ -236,7 +236,7 @@ async def test_a_frontend_that_is_asked_gets_the_whole_report_from_the_superviso
     assert (report.status, len(report.processes), report.changes[0].key) == ("applied", 3, "log.level")
 
 
-async def test_a_supervisor_that_does_not_answer_is_told_of(make: Make) -> None:
+async def test_a_silent_supervisor_is_reported(make: Make) -> None:
     class Line:
         async def ask(self, body: Any, timeout: float) -> Any:
             raise ResponseTimeout("no answer within 30 s")

@@ -85,7 +85,7 @@ async def test_a_part_that_never_served_and_failed_otherwise_is_tried_again(make
     await lives(tmp_path, 3)
 
 
-async def test_ctrl_c_does_not_wait_long_for_a_part_that_is_starting_and_says_what_it_gives_up(
+async def test_ctrl_c_gives_up_a_starting_part_soon_and_names_it(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "START_ENDS", 0.2)
@@ -102,7 +102,7 @@ async def test_ctrl_c_does_not_wait_long_for_a_part_that_is_starting_and_says_wh
     assert "did not end in time and is killed" in caplog.text
 
 
-async def test_ctrl_c_gives_a_part_that_has_served_its_time(
+async def test_ctrl_c_waits_for_a_part_that_has_served(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "START_ENDS", 0.0)

@@ -67,7 +67,7 @@ async def test_the_deadline_outlives_the_loop(make: Callable[..., tuple[Watchdog
     assert await ends.wait()
 
 
-async def test_a_watchdog_whose_end_did_not_end_the_process_leaves_no_socket_open(
+async def test_a_fired_watchdog_closes_its_sockets(
     make: Callable[..., tuple[Watchdog, Ends]],
 ) -> None:
     watchdog, ends = make(0.05)
@@ -80,7 +80,7 @@ async def test_a_watchdog_whose_end_did_not_end_the_process_leaves_no_socket_ope
     assert watchdog._ours.fileno() == watchdog._theirs.fileno() == -1
 
 
-async def test_a_loop_that_stands_still_is_ended_and_every_thread_is_shown(
+async def test_a_stuck_loop_ends_the_process_with_all_stacks(
     make: Callable[..., tuple[Watchdog, Ends]], caplog: pytest.LogCaptureFixture
 ) -> None:
     watchdog, ends = make()
@@ -116,7 +116,7 @@ async def test_a_loop_may_take_its_time_once_the_end_is_expected(
     assert ends.why == ["not stopped within 1 s"]
 
 
-async def test_a_watchdog_that_is_closed_ends_nothing_and_its_thread_is_gone(
+async def test_a_closed_watchdog_never_fires_and_its_thread_ends(
     make: Callable[..., tuple[Watchdog, Ends]],
 ) -> None:
     watchdog, ends = make()
@@ -147,7 +147,7 @@ async def hearing(watchdog: Watchdog, sent: signal.Signals) -> AsyncIterator[Non
         loop.remove_signal_handler(sent)
 
 
-async def test_a_signal_starts_the_deadline_while_the_loop_stands_still_and_reaches_the_loop_after_that(
+async def test_a_signal_starts_the_deadline_of_a_stuck_loop(
     make: Callable[..., tuple[Watchdog, Ends]],
 ) -> None:
     watchdog, ends = make(0.05)
@@ -199,7 +199,7 @@ def test_stacks_show_the_main_thread_first_and_every_other_by_name() -> None:
     assert "Thread somebody:" in text
 
 
-async def test_a_start_that_is_interrupted_has_its_own_deadline_and_the_log_says_what_it_was_at(
+async def test_an_interrupted_start_has_its_own_deadline_and_log(
     make: Callable[..., tuple[Watchdog, Ends]], caplog: pytest.LogCaptureFixture
 ) -> None:
     watchdog, ends = make(60, interrupted=0.05, doing=lambda: "loading weights")

@@ -58,7 +58,7 @@ def test_a_layer_that_picks_an_api_does_not_mean_the_list_below_it(
         ("frontend: {use: a, apis: [b]}", "`apis` must name each API once, that of `use` among them"),
     ],
 )
-def test_what_cannot_be_served_together_is_refused(config_file: Callable[..., Path], text: str, words: str) -> None:
+def test_conflicting_apis_are_refused(config_file: Callable[..., Path], text: str, words: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_settings(config_file(text), env={})
 

@@ -106,12 +106,12 @@ def test_no_dump_and_no_error_shows_it(key: str, address: str, shape: Any) -> No
         ("ratio", 0.5, 0.5),
     ],
 )
-def test_of_an_address_the_rest_is_shown(key: str, value: Any, shown: Any) -> None:
+def test_addresses_are_shown_without_credentials(key: str, value: Any, shown: Any) -> None:
     assert redacted(["transport", key], value) == shown
 
 
 @given(st.text())
-def test_what_is_shown_once_is_shown_alike_again(text: str) -> None:
+def test_redaction_is_idempotent(text: str) -> None:
     once = without_credentials(text, address=True)
 
     assert without_credentials(once, address=True) == once

@@ -34,7 +34,7 @@ def rewritten(config_file: ConfigFile, old: str, new: str, **env: str) -> list[C
     return compare(loaded, loaded.again())
 
 
-def test_a_file_that_says_the_same_elsewhere_has_no_changes(config_file: ConfigFile) -> None:
+def test_moved_lines_are_no_change(config_file: ConfigFile) -> None:
     assert rewritten(config_file, "log: {level: info}\n", "\n\nrouter: {use: round-robin}\nlog:\n  level: info\n") == []
 
 
@@ -44,7 +44,7 @@ def test_a_change_has_its_key_both_values_and_the_line_of_the_new_one(config_fil
     assert found == [Change("log.level", "info", "debug", "config.yaml:3", live=True)]
 
 
-def test_what_has_gone_from_the_file_has_its_default_again(config_file: ConfigFile) -> None:
+def test_a_removed_key_returns_to_its_default(config_file: ConfigFile) -> None:
     found = rewritten(config_file, "log: {level: debug}\nrouter: {use: kv, temperature: 1}\n", "router: {use: kv}\n")
 
     assert found == [
@@ -53,7 +53,7 @@ def test_what_has_gone_from_the_file_has_its_default_again(config_file: ConfigFi
     ]
 
 
-def test_only_the_file_and_what_it_refers_to_is_read_again(config_file: ConfigFile) -> None:
+def test_a_reload_reads_only_the_file_and_its_references(config_file: ConfigFile) -> None:
     env = {"DYN_LOG": "error"}
     loaded = load_settings(config_file("log: {level: info}\n"), env=env, sets=["router.temperature=2"])
     env["DYN_LOG"] = "debug"
@@ -128,7 +128,7 @@ def test_a_guard_or_tls_is_never_switched_on_or_off(config_file: ConfigFile, old
         ("hooks: []", "hooks: [a]", [False]),
     ],
 )
-def test_what_can_change_while_the_process_runs(config_file: ConfigFile, old: str, new: str, live: list[bool]) -> None:
+def test_live_changes_are_marked(config_file: ConfigFile, old: str, new: str, live: list[bool]) -> None:
     assert [change.live for change in rewritten(config_file, old, new)] == live
 
 
@@ -204,7 +204,7 @@ _OPTIONS = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["x", "y", "z"]), _OPTIONS), st.dictionaries(st.just("x"), _OPTIONS))
-def test_there_are_changes_if_and_only_if_the_values_differ(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_changes_are_listed_exactly_for_differing_values(one: dict[str, Any], other: dict[str, Any]) -> None:
     def loaded(options: dict[str, Any]) -> LoadedSettings:
         return load_settings(
             env={}, flags={}, sets=[f"router.{key}={json.dumps(value)}" for key, value in options.items()]

@@ -74,7 +74,7 @@ def test_an_empty_file_sets_nothing(config_file: ConfigFile) -> None:
     assert load_settings(path, env={}).settings.workers == {}
 
 
-def test_what_looks_like_a_date_but_is_none_stays_a_text(config_file: ConfigFile) -> None:
+def test_an_invalid_date_stays_text(config_file: ConfigFile) -> None:
     path = config_file("a: 2024-13-99")
 
     assert to_plain(read_document(path).tree) == {"a": "2024-13-99"}

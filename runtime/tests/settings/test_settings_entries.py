@@ -233,7 +233,7 @@ def test_an_empty_list_admits_everything_and_keeps_thresholds(config_file: Confi
     assert (chain(kept), kept.settings.thresholds.active_decode_blocks_threshold) == ([], 0.5)
 
 
-def test_what_is_shown_is_what_was_written_and_loads_again(config_file: ConfigFile) -> None:
+def test_a_dumped_list_equals_the_written_one_and_loads_again(config_file: ConfigFile) -> None:
     loaded = load_settings(config_file(CHAIN), profile="slow", env={})
 
     shown = loaded.dump()["admission"]
@@ -338,9 +338,7 @@ def test_the_keys_of_an_entry_are_checked_by_its_plugin(config_file: ConfigFile)
         ),
     ],
 )
-def test_what_is_wrong_with_a_list_is_told_with_its_place_and_a_remedy(
-    config_file: ConfigFile, text: str, words: str
-) -> None:
+def test_list_errors_have_place_and_remedy(config_file: ConfigFile, text: str, words: str) -> None:
     assert refusal(config_file(text)) == words
 
 
@@ -363,7 +361,7 @@ def test_what_is_wrong_with_a_list_is_told_with_its_place_and_a_remedy(
         ),
     ],
 )
-def test_a_key_of_no_entry_is_told_with_what_could_be_meant(config_file: ConfigFile, argument: str, words: str) -> None:
+def test_a_key_of_no_entry_is_refused_with_suggestions(config_file: ConfigFile, argument: str, words: str) -> None:
     assert refusal(config_file(CHAIN), sets=[argument]) == words
 
 
@@ -446,7 +444,7 @@ LISTS = st.lists(ENTRY, max_size=4, unique_by=lambda entry: entry["use"])
 
 
 @given(st.lists(LISTS, min_size=1, max_size=4))
-def test_whatever_the_layers_each_entry_stands_once_with_the_uppermost_value_of_each_key(
+def test_merged_lists_have_each_entry_once_with_its_top_values(
     tmp_path_factory: pytest.TempPathFactory, layers: list[list[dict[str, Any]]]
 ) -> None:
     lowest, *others = layers

@@ -127,7 +127,7 @@ workers:
         ("profiles: {p: {profiles: {}}}", "profile p (config.yaml:1): a profile cannot hold profiles"),
     ],
 )
-def test_a_mistake_in_the_file_is_told_with_its_line(config_file: ConfigFile, text: str, message: str) -> None:
+def test_a_yaml_error_has_its_line(config_file: ConfigFile, text: str, message: str) -> None:
     path = config_file(text)
 
     assert error_of(path) == message
@@ -157,7 +157,7 @@ def test_a_mistake_in_the_file_is_told_with_its_line(config_file: ConfigFile, te
         ("a = 1\na =", "config.toml: is not valid TOML: Invalid value"),
     ],
 )
-def test_a_mistake_in_a_toml_file_is_told_with_its_line(config_file: ConfigFile, text: str, message: str) -> None:
+def test_a_toml_error_has_its_line(config_file: ConfigFile, text: str, message: str) -> None:
     path = config_file(text, "config.toml")
 
     assert error_of(path) == message
@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_read_is_named(config_file: ConfigFile, tmp_path: 
     assert error_of(config_file("[" * 1000, "deep.yaml")) == "deep.yaml: is nested too deeply"
 
 
-def test_a_missing_profile_is_told_with_a_suggestion(config_file: ConfigFile) -> None:
+def test_a_missing_profile_has_a_suggestion(config_file: ConfigFile) -> None:
     path = config_file("profiles: {production: {}, laptop: {}}")
     without = config_file("namespace: x", "without.yaml")
 
@@ -216,7 +216,7 @@ def test_a_missing_profile_is_told_with_a_suggestion(config_file: ConfigFile) ->
         ("DYN_CLIENT", "{retry: 1}", "unknown key 'retry' in client; did you mean 'retries'?"),
     ],
 )
-def test_a_mistake_in_the_environment_is_told_with_the_variable(name: str, value: str, message: str) -> None:
+def test_an_environment_error_names_the_variable(name: str, value: str, message: str) -> None:
     assert error_of(env={name: value, "PATH": "/bin"}) == f"environment {name}: {message}"
 
 
@@ -238,11 +238,11 @@ def test_a_mistake_in_the_environment_is_told_with_the_variable(name: str, value
         ("router..use=kv", "--set router..use: expected KEY=VALUE, such as --set router.use=round-robin"),
     ],
 )
-def test_a_mistake_in_a_set_argument_is_told_with_the_argument(argument: str, message: str) -> None:
+def test_a_set_error_names_the_argument(argument: str, message: str) -> None:
     assert error_of(sets=[argument]) == message
 
 
-def test_a_mistake_in_a_flag_is_told_with_the_flag() -> None:
+def test_a_flag_error_names_the_flag() -> None:
     assert error_of(flags={"--http-port": 70000}) == (
         "flag --http-port: frontend.port: must be at most 65535, got 70000"
     )
@@ -266,7 +266,7 @@ def test_the_keys_of_core_are_suggested_in_a_section_of_a_plugin() -> None:
     assert str(far.value).endswith("; known: apis, chat_path, host, port, processes, response_store, tls, use")
 
 
-def test_what_a_variable_is_to_blame_for_names_the_variable(config_file: ConfigFile) -> None:
+def test_errors_caused_by_a_variable_name_it(config_file: ConfigFile) -> None:
     path = config_file("profiles: {laptop: {}}")
 
     assert error_of(env={"DYN_CONFIG": "none.yaml"}) == (
@@ -289,7 +289,7 @@ def test_a_wrong_value_that_a_higher_layer_puts_right_is_no_error(config_file: C
     assert loaded.settings.frontend.port == 9000
 
 
-def test_a_misspelled_key_is_told_before_the_key_that_is_missing_because_of_it(config_file: ConfigFile) -> None:
+def test_a_misspelled_key_is_reported_before_the_missing_one(config_file: ConfigFile) -> None:
     path = config_file("workers:\n  mock:\n    model:\n      nme: m\n    engine: {use: mocker}")
 
     assert error_of(path) == "config.yaml:4: unknown key 'nme' in workers.mock.model; did you mean 'name'?"
@@ -305,5 +305,5 @@ def test_a_header_that_holds_secrets_is_shown_to_no_plugin(config_file: ConfigFi
 
 
 @pytest.mark.parametrize("name", ["'x team'", "'x:team'", "'é'", "''"])
-def test_what_is_no_name_of_a_header_is_refused(config_file: ConfigFile, name: str) -> None:
+def test_an_invalid_header_name_is_refused(config_file: ConfigFile, name: str) -> None:
     assert "http.forward_headers" in error_of(config_file(f"http: {{forward_headers: [{name}]}}"))

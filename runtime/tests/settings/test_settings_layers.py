@@ -343,7 +343,7 @@ TREES = st.recursive(
 
 
 @given(st.lists(TREES, min_size=1, max_size=5))
-def test_merged_trees_hold_for_every_path_what_the_last_tree_on_it_says(layers: list[dict[str, Any]]) -> None:
+def test_merged_trees_have_the_last_value_of_every_path(layers: list[dict[str, Any]]) -> None:
     tables = []
     for number, layer in enumerate(layers):
         table = from_plain(layer, str(number))

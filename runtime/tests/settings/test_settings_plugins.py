@@ -86,7 +86,7 @@ def test_a_mistake_in_a_plugins_key_names_line_key_and_plugin(config_file: Confi
     assert str(caught.value) == f"config.yaml:{message}"
 
 
-def test_a_missing_key_is_blamed_on_whatever_picked_the_plugin() -> None:
+def test_a_missing_key_error_names_the_origin_of_the_plugin() -> None:
     loaded = load_settings(env={}, flags={"--request-plane": "nats"})
 
     with pytest.raises(ConfigError) as caught:
@@ -95,7 +95,7 @@ def test_a_missing_key_is_blamed_on_whatever_picked_the_plugin() -> None:
     assert str(caught.value) == "flag --request-plane: transport.servers: is missing; transport 'nats' needs it"
 
 
-def test_a_section_whose_plugin_a_profile_picks_is_blamed_on_the_profile(config_file: ConfigFile) -> None:
+def test_a_missing_key_error_names_the_profile_that_picked_the_plugin(config_file: ConfigFile) -> None:
     path = config_file("transport: {use: inproc}\nprofiles:\n  far:\n    transport:\n      use: nats\n")
     loaded = load_settings(path, profile="far", env={})
 

@@ -55,7 +55,7 @@ def follow(schema: dict[str, Any], *path: str) -> dict[str, Any]:
     return node
 
 
-def test_it_is_a_closed_object_of_the_2020_12_dialect() -> None:
+def test_the_schema_is_a_closed_object_of_the_2020_12_dialect() -> None:
     schema = config_schema({})
 
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
@@ -118,7 +118,7 @@ def test_profiles_know_the_same_keys_and_require_none() -> None:
     assert "profiles" not in follow(schema, "profiles", "*")["properties"]
 
 
-def test_one_call_leaves_no_trace_in_the_next() -> None:
+def test_config_schema_calls_are_independent() -> None:
     config_schema({"workers.*.engine": Mocker})
 
     assert "speedup_ratio" not in follow(config_schema({}), "workers", "*", "engine")["properties"]

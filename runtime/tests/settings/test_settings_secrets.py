@@ -95,9 +95,7 @@ def test_references_are_filled_in_and_never_shown(config_file: ConfigFile) -> No
         ("url", "redis://host:1", "redis://host:1"),
     ],
 )
-def test_values_whose_key_speaks_of_a_secret_are_not_shown(
-    config_file: ConfigFile, key: str, value: Any, shown: Any
-) -> None:
+def test_values_of_secret_keys_are_hidden(config_file: ConfigFile, key: str, value: Any, shown: Any) -> None:
     import json
 
     path = config_file(json.dumps({"transport": {"use": "x", key: value}}))
@@ -181,7 +179,7 @@ def test_a_password_that_is_no_valid_yaml_is_not_repeated(config_file: ConfigFil
     assert str(caught.value) == f"config.yaml:2: is not valid YAML: {message}"
 
 
-def test_a_reference_to_nothing_is_told_with_its_place(config_file: ConfigFile) -> None:
+def test_a_dangling_reference_is_reported_with_its_place(config_file: ConfigFile) -> None:
     variable = config_file("transport: {secret: '${env:NOPE}'}")
     file = config_file("transport: {secret: '${file:nope.txt}'}", "file.yaml")
 
@@ -210,7 +208,7 @@ def test_a_reference_of_an_unknown_form_is_refused(config_file: ConfigFile, valu
     )
 
 
-def test_settings_can_be_viewed_while_what_they_refer_to_is_missing(config_file: ConfigFile) -> None:
+def test_settings_can_be_viewed_with_missing_references(config_file: ConfigFile) -> None:
     path = config_file(
         """
         frontend: {port: "${env:PORT}"}
@@ -231,7 +229,7 @@ def test_settings_can_be_viewed_while_what_they_refer_to_is_missing(config_file:
         load_settings(path, env={"MODEL": SECRET})
 
 
-def test_what_is_wrong_beside_a_missing_reference_is_still_told_in_a_view(config_file: ConfigFile) -> None:
+def test_a_view_reports_errors_beside_a_missing_reference(config_file: ConfigFile) -> None:
     path = config_file('frontend: {port: "${env:PORT}"}\nlog: {level: loud}')
 
     with pytest.raises(ConfigError, match=r"^config.yaml:2: log.level: expected"):

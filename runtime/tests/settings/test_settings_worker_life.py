@@ -70,5 +70,5 @@ def test_a_payload_may_be_written_as_a_mapping_or_as_json(text: str) -> None:
     assert by_name["token_ids"] == [1, 2]
 
 
-def test_a_payload_that_is_no_object_is_left_for_the_worker_to_tell_of() -> None:
+def test_a_non_object_payload_is_left_to_the_worker() -> None:
     assert worker(DYN_HEALTH_CHECK_PAYLOAD="[1]").health_check.payload == "[1]"

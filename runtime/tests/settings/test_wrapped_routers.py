@@ -67,9 +67,7 @@ def test_the_keys_of_the_inner_plugin_are_not_kept_in_the_settings_of_the_outer(
     ],
     ids=["unknown", "out of range", "no section"],
 )
-def test_what_is_wrong_with_the_inner_plugin_names_its_key(
-    config_file: ConfigFile, sets: Sequence[str], message: str
-) -> None:
+def test_errors_of_the_inner_plugin_name_its_key(config_file: ConfigFile, sets: Sequence[str], message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         inner(load_settings(config_file(WRAPPED), env={}, sets=sets))
 

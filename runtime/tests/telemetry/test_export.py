@@ -13,7 +13,7 @@ from dynamo_runtime.telemetry.export import configure_export, export_enabled, sh
 
 
 @pytest.mark.parametrize("value", ["1", "true", "TRUE", " yes ", "on"])
-def test_export_is_on_when_the_variable_says_so(value: str) -> None:
+def test_the_variable_turns_export_on(value: str) -> None:
     assert export_enabled({"OTEL_EXPORT_ENABLED": value})
 
 
@@ -28,7 +28,7 @@ def test_export_is_on_when_the_variable_says_so(value: str) -> None:
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"},
     ],
 )
-def test_it_is_off_otherwise(env: dict[str, str]) -> None:
+def test_export_is_off_by_default(env: dict[str, str]) -> None:
     assert not export_enabled(env)
 
 
@@ -74,7 +74,7 @@ def test_the_protocol_for_traces_goes_before_the_one_for_everything(monkeypatch:
 
 
 @pytest.mark.usefixtures("on")
-def test_without_the_exporter_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_exporter_is_a_config_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
 
     with pytest.raises(ConfigError, match=r'OTEL_EXPORT_ENABLED.*not installed.*pip install "dynamo-runtime\[otlp\]"'):

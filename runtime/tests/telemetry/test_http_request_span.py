@@ -27,7 +27,7 @@ def begin(
     return requests.begin(model="m", endpoint="chat_completions", streaming=True, headers=headers or {})
 
 
-def test_the_span_is_below_the_clients_and_what_the_worker_is_told_names_it(record: Record) -> None:
+def test_the_span_is_a_child_of_the_clients_and_parent_of_the_workers(record: Record) -> None:
     recorded = record()
 
     with begin({"traceparent": f"00-{TRACE}-{SPAN}-01", "x-request-id": "client-1"}) as request:

@@ -124,7 +124,7 @@ def test_a_streamed_request_is_counted_from_begin_to_end(house: House, chat: dic
     assert house.value("time_to_first_token_seconds_sum", model="m") == 0.5
 
 
-def test_the_record_says_for_whom_a_request_was_and_what_the_cache_saved(house: House) -> None:
+def test_the_record_has_the_principal_and_cached_tokens(house: House) -> None:
     principal = Principal(key_id="k", tenant="blue", user="u", session="s", headers={"x-team": "a"})
     with house.requests.begin(model="m", endpoint="e", streaming=False, headers={}, principal=principal) as request:
         request.succeed("stop", cached_tokens=48)
@@ -261,7 +261,7 @@ def test_request_that_ends_so_is_recorded_and_counted_so(
     assert {name: house.value(name, **labels[name]) for name in counted} == counted
 
 
-def test_a_request_that_nobody_called_a_success_counts_as_failed(house: House) -> None:
+def test_a_request_without_an_outcome_counts_as_failed(house: House) -> None:
     with house.begin(streaming=False):
         pass
 
@@ -394,7 +394,7 @@ endings = st.sampled_from([None, ValueError, asyncio.CancelledError, GeneratorEx
 
 
 @given(st.lists(st.tuples(st.lists(calls, max_size=8), endings), max_size=4))
-def test_every_way_out_gives_all_gauges_back_and_one_record(
+def test_every_outcome_resets_the_gauges_and_makes_one_record(
     plans: list[tuple[list[str], type[BaseException] | None]],
 ) -> None:
     house = House()

@@ -41,9 +41,7 @@ STEPS = st.lists(st.sampled_from(["publish", "publish", "publish", "one", "batch
 
 
 @given(capacity=st.integers(1, 8), steps=STEPS)
-def test_whatever_is_read_when_order_is_kept_and_the_oldest_are_dropped_and_counted(
-    capacity: int, steps: list[str]
-) -> None:
+def test_order_is_kept_and_the_oldest_events_are_dropped_and_counted(capacity: int, steps: list[str]) -> None:
     async def run() -> None:
         hub, counter = RequestEventHub(), Counter()
         subscription = hub.subscribe(capacity, 0, counter)
@@ -80,7 +78,7 @@ async def test_readers_do_not_take_from_each_other(hub: RequestEventHub) -> None
     assert (slow.dropped, quick.dropped) == (2, 0)
 
 
-async def test_a_reader_that_waits_is_woken_once_for_what_happens_at_the_same_time(
+async def test_a_waiting_reader_wakes_once_for_simultaneous_events(
     hub: RequestEventHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_events, "WAKE", 0.0)
@@ -103,7 +101,7 @@ async def test_a_reader_that_waits_is_woken_once_for_what_happens_at_the_same_ti
     assert batches == [3]
 
 
-async def test_nobody_is_served_after_the_last_subscription_is_closed(hub: RequestEventHub) -> None:
+async def test_the_hub_is_inactive_after_the_last_subscription(hub: RequestEventHub) -> None:
     assert (hub.active, hub.candidates) == (False, 0)
     few, many = subscribe(hub, candidates=2), subscribe(hub, candidates=8)
     assert (hub.active, hub.candidates) == (True, 8)
@@ -156,7 +154,7 @@ def test_a_subscription_that_can_hold_nothing_is_refused(hub: RequestEventHub, c
 # The accounting of requests.
 
 
-async def test_the_accounting_tells_of_the_beginning_the_first_token_and_the_end(hub: RequestEventHub) -> None:
+async def test_accounting_publishes_begin_first_token_and_end(hub: RequestEventHub) -> None:
     subscription = subscribe(hub)
     requests = RequestTracker(Metrics(), lambda record: None, events=hub)
     headers = {"x-request-id": "mine"}

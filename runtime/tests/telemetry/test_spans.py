@@ -44,7 +44,7 @@ def either(request: pytest.FixtureRequest, record: Record) -> str:
 
 @pytest.mark.usefixtures("either")
 class TestWhetherRecordedOrNot:
-    def test_a_span_without_anything_above_is_the_root_of_a_new_trace(self) -> None:
+    def test_a_span_without_a_parent_begins_a_new_trace(self) -> None:
         one, other = start_span("a"), start_span("b")
 
         assert one.context.trace_id != other.context.trace_id
@@ -83,13 +83,13 @@ class TestWhetherRecordedOrNot:
         assert inside["trace_id"] == TRACE
         assert inside["span_id"] == span.context.span_id
 
-    def test_what_is_not_sampled_stays_so(self) -> None:
+    def test_unsampled_traces_stay_unsampled(self) -> None:
         with start_span("a", parent=TraceContext(TRACE, SPAN, sampled=False)) as span, start_span("b") as inner:
             assert not span.recording
             assert not inner.recording
         assert inner.context.traceparent == f"00-{TRACE}-{inner.context.span_id}-00"
 
-    def test_a_seed_that_somebody_sets_does_not_make_ids_repeat(self) -> None:
+    def test_a_random_seed_does_not_repeat_ids(self) -> None:
         seen = set()
         for _ in range(2):
             random.seed(0)
@@ -98,7 +98,7 @@ class TestWhetherRecordedOrNot:
 
         assert len(seen) == 4
 
-    def test_a_span_can_be_told_everything_and_be_ended_twice(self) -> None:
+    def test_an_unrecorded_span_accepts_all_calls(self) -> None:
         span = start_span("a", attributes={"a": 1}, links=[TraceLink(TRACE, SPAN)])
         for _ in range(2):
             span.set_attribute("b", "x")
@@ -174,7 +174,7 @@ class TestWhetherRecordedOrNot:
             assert contextvars.Context().run(tracing.current.get) is None
 
 
-def test_a_span_that_is_recorded_has_what_it_was_told(record: Record) -> None:
+def test_a_recorded_span_has_its_attributes(record: Record) -> None:
     recorded = record()
 
     with start_span("a", kind="server", attributes={"x": 1}, parent=CALLER) as span:
@@ -204,7 +204,7 @@ def test_a_span_inside_is_recorded_below_the_outer(record: Record) -> None:
     assert parent_of(recorded.one("outer")) is None
 
 
-def test_what_is_told_after_the_end_is_lost_quietly(record: Record, caplog: pytest.LogCaptureFixture) -> None:
+def test_changes_after_the_end_of_a_span_are_ignored(record: Record, caplog: pytest.LogCaptureFixture) -> None:
     recorded = record()
     span = start_span("a")
     span.end()
@@ -287,7 +287,7 @@ def test_a_trace_that_is_not_sampled_is_not_recorded_at_any_depth(record: Record
     assert recorded.spans == []
 
 
-def test_of_new_traces_only_a_share_is_recorded_and_the_others_say_so_to_whoever_is_called(record: Record) -> None:
+def test_the_sampling_ratio_applies_to_new_traces_and_is_propagated(record: Record) -> None:
     recorded = record(ratio=0.0)
 
     with start_span("a") as root, start_span("b") as inner:

@@ -41,7 +41,7 @@ def test_every_attribute_of_engine_generate_is_in_the_table(record: Callable[...
     assert seen <= named("The tree")
 
 
-def test_so_is_every_name_of_a_reason() -> None:
+def test_every_reason_name_is_documented() -> None:
     assert {*generate_span._NAMES.values(), generate_span.DROPPED, generate_span.SETUP_FAILED} <= named("The tree")
 
 

@@ -91,7 +91,7 @@ EMPTY, TOKEN, END, FIRST = LLMEngineOutput(), chunk.token(1), LLMEngineOutput.ca
 
 
 class TestAbort:
-    async def test_it_is_not_called_for_a_stream_that_ends(self) -> None:
+    async def test_abort_is_not_called_for_an_ended_stream(self) -> None:
         bench = Bench(three)
         await bench.all()
         bench.ctx.stop_generating()
@@ -99,7 +99,7 @@ class TestAbort:
         assert await bench.aborted() == []
         assert bench.cancellations() == 0
 
-    async def test_it_is_not_called_for_a_stream_that_is_dropped(self) -> None:
+    async def test_abort_is_not_called_for_a_dropped_stream(self) -> None:
         bench = Bench(obedient)
         items = await bench.call()
         await anext(items)
@@ -108,7 +108,7 @@ class TestAbort:
 
         assert await bench.aborted() == []
 
-    async def test_it_is_not_called_for_a_stream_that_failed(self) -> None:
+    async def test_abort_is_not_called_for_a_failed_stream(self) -> None:
         async def failing(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
             yield chunk.token(1)
             raise BackendError.Disconnected("gone")
@@ -121,7 +121,7 @@ class TestAbort:
         assert await bench.aborted() == []
 
     @pytest.mark.parametrize("mode", [AGGREGATED, PREFILL])
-    async def test_it_is_called_once_and_at_once_when_the_caller_gives_up(self, mode: DisaggregationMode) -> None:
+    async def test_abort_is_called_once_when_the_caller_gives_up(self, mode: DisaggregationMode) -> None:
         bench = Bench(obedient, mode)
         items = await bench.call()
         await anext(items)
@@ -200,7 +200,7 @@ class TestAbort:
 
 
 class TestTraceLink:
-    async def test_the_first_item_that_is_not_empty_says_where_the_span_is(self) -> None:
+    async def test_the_first_non_empty_item_has_the_span_link(self) -> None:
         inside: list[TraceLink] = []
 
         async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
@@ -225,7 +225,7 @@ class TestTraceLink:
         assert [item.worker_trace_link is not None for item in items] == [False, True, False]
 
     @pytest.mark.parametrize(("mode", "stamped"), [(PREFILL, True), (AGGREGATED, False), (DECODE, False)])
-    async def test_a_prefill_worker_says_it_on_an_empty_terminal_too(
+    async def test_a_prefill_workers_empty_terminal_has_the_span_link(
         self, mode: DisaggregationMode, stamped: bool
     ) -> None:
         async def empty(request: PreprocessedRequest, ctx: GenerateContext) -> Items:

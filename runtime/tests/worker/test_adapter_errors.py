@@ -115,7 +115,7 @@ async def test_a_typed_error_arrives_with_its_type_and_a_foreign_one_as_unknown(
     assert str(error) == ("the GPU is gone" if known else "ValueError: the GPU is gone")
 
 
-async def test_an_error_told_as_text_arrives_as_the_terminal_with_its_message_and_no_type(
+async def test_a_text_error_arrives_as_a_terminal_with_its_message(
     planes: tuple[Transport, Transport],
 ) -> None:
     items, error = await answer(planes, LLMEngineOutput.error("the GPU is gone"))
@@ -124,7 +124,7 @@ async def test_an_error_told_as_text_arrives_as_the_terminal_with_its_message_an
     assert (items[-1].finish_reason, items[-1].error_message) == (FinishReason.ERROR, "the GPU is gone")
 
 
-async def test_the_tokens_before_arrive_and_the_first_says_which_span_made_it(
+async def test_tokens_before_an_error_arrive_with_a_span_link(
     planes: tuple[Transport, Transport],
 ) -> None:
     items, _ = await answer(planes, LLMEngineOutput.error("the GPU is gone"))
@@ -134,7 +134,7 @@ async def test_the_tokens_before_arrive_and_the_first_says_which_span_made_it(
     assert [item.worker_trace_link is not None for item in items] == [True] + [False] * (len(items) - 1)
 
 
-async def test_finish_reason_of_a_wrong_type_is_told_with_engine_and_line(
+async def test_a_finish_reason_of_a_wrong_type_names_engine_and_line(
     planes: tuple[Transport, Transport], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("DYN_STREAM_VALIDATOR", "0")

@@ -120,7 +120,7 @@ async def test_the_role_is_the_workers(record: Record, mode: DisaggregationMode)
     assert recorded.one("engine.generate").attributes["disagg_role"] == mode.value
 
 
-async def test_one_item_has_a_first_token_but_nothing_between_tokens(record: Record) -> None:
+async def test_a_single_item_has_ttft_but_no_itl(record: Record) -> None:
     async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         yield LLMEngineOutput.stop().with_tokens([1])
 
@@ -173,7 +173,7 @@ def test_the_nearest_rank_is_a_value_of_the_list_in_its_order(values: list[float
 
 
 @pytest.mark.parametrize(("n", "rank"), [(2, 1), (3, 1), (4, 2), (5, 2)])
-def test_half_way_between_two_ranks_the_later_one_counts(n: int, rank: int) -> None:
+def test_nearest_rank_rounds_halves_up(n: int, rank: int) -> None:
     assert nearest_rank([float(index) for index in range(n)], 0.5) == rank
 
 
@@ -221,7 +221,7 @@ async def test_a_cancelled_request_is_cancelled_and_no_error(record: Record) -> 
     assert span.status.status_code is StatusCode.UNSET
 
 
-async def test_a_stream_that_nobody_wants_any_more_was_dropped(record: Record) -> None:
+async def test_a_closed_stream_has_the_outcome_dropped(record: Record) -> None:
     recorded = record()
     items = await serving(tokens).generate(REQUEST, context())
     await anext(items)
@@ -235,7 +235,7 @@ async def test_a_stream_that_nobody_wants_any_more_was_dropped(record: Record) -
     assert recorded.one("handle_payload").status.status_code is StatusCode.UNSET
 
 
-async def test_so_was_one_whose_task_is_cancelled(record: Record) -> None:
+async def test_a_cancelled_stream_has_the_outcome_dropped(record: Record) -> None:
     waiting = asyncio.Event()
 
     async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
@@ -291,7 +291,7 @@ async def test_a_typed_error_has_its_kind(record: Record, error: Exception, kind
     assert recorded.one("handle_payload").status.status_code is StatusCode.ERROR
 
 
-async def test_an_engine_that_gives_no_stream_at_all_failed_to_set_it_up(record: Record) -> None:
+async def test_a_generate_call_that_raises_has_the_outcome_setup_failed(record: Record) -> None:
     def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         raise BackendError.InvalidArgument("no")
 
@@ -304,7 +304,7 @@ async def test_an_engine_that_gives_no_stream_at_all_failed_to_set_it_up(record:
     assert span.status.status_code is StatusCode.ERROR
 
 
-async def test_an_error_told_as_text_has_no_kind_but_sets_the_status(record: Record) -> None:
+async def test_a_text_error_sets_the_span_status_without_a_kind(record: Record) -> None:
     async def body(request: PreprocessedRequest, ctx: GenerateContext) -> Items:
         yield chunk.token(1)
         yield LLMEngineOutput.error("the GPU is gone")
@@ -343,7 +343,7 @@ async def test_spans_of_the_engine_are_below_engine_generate_also_in_tasks_that_
     assert recorded.one("decode").parent.span_id == generate
 
 
-async def test_a_task_made_before_belongs_to_no_request_unless_it_is_told(record: Record) -> None:
+async def test_an_earlier_task_has_no_parent_span_unless_given(record: Record) -> None:
     recorded = record()
     jobs: asyncio.Queue[tuple[Any, asyncio.Future[None]]] = asyncio.Queue()
 

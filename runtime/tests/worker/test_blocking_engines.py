@@ -117,13 +117,13 @@ async def test_a_line_that_holds_the_event_loop_is_warned_of_once(
     assert "await asyncio.to_thread(...)" in message
 
 
-async def test_an_engine_that_gives_way_is_not_warned_of(ground: Any, heard: Heard) -> None:
+async def test_an_engine_that_yields_is_not_warned_about(ground: Any, heard: Heard) -> None:
     await served(ground, Computes)
 
     assert heard.messages == []
 
 
-async def test_nothing_looks_on_when_the_worker_has_stopped(ground: Any) -> None:
+async def test_no_watch_thread_is_left_after_the_worker(ground: Any) -> None:
     before = set(threading.enumerate())
     worker = ground.worker(Computes)
     await worker.start()
@@ -135,7 +135,7 @@ async def test_nothing_looks_on_when_the_worker_has_stopped(ground: Any) -> None
     assert not watch.is_alive()
 
 
-async def test_workers_of_one_process_share_the_thread_that_looks(ground: Any, heard: Heard) -> None:
+async def test_workers_of_one_process_share_the_watch_thread(ground: Any, heard: Heard) -> None:
     before = set(threading.enumerate())
     others = [ground.worker(engine) for engine in (WaitsOnce, Computes)]
     for worker in others:

@@ -118,7 +118,7 @@ async def test_a_worker_leaves_discovery_while_its_engine_does_not_answer(ground
     assert len(engine_of(worker).probes) >= 2
 
 
-async def test_it_may_stay_there_if_the_settings_say_so(ground: Any, records: Records) -> None:
+async def test_a_silent_worker_may_stay_registered_if_configured(ground: Any, records: Records) -> None:
     worker = ground.worker(Moody, health_check=HealthCheck(wait=0.04, timeout=0.05, unregister=False))
     await worker.start()
     await records.until(1)
@@ -192,7 +192,7 @@ def ask() -> PreprocessedRequest:
     return PreprocessedRequest(token_ids=[1], stop_conditions=StopConditions(max_tokens=2))
 
 
-async def test_the_engine_is_not_told_to_abort_a_probe_that_it_answers(ground: Any) -> None:
+async def test_an_answered_probe_is_not_aborted(ground: Any) -> None:
     aborted = []
 
     class Listening(Moody):
@@ -244,7 +244,7 @@ def failing(error: Exception) -> Callable[[], Awaitable[None]]:
     return ask
 
 
-async def test_why_an_engine_does_not_answer_is_told() -> None:
+async def test_the_verdict_has_the_reason() -> None:
     verdicts = Verdicts()
     canary = Canary(failing(ResponseTimeout("no answer")), Beats(), CHECK, verdicts)
     canary.start()
@@ -305,7 +305,7 @@ async def test_an_item_is_enough_to_be_taken_for_alive_again() -> None:
     assert verdicts.all[0][0] is False
 
 
-async def test_a_verdict_that_could_not_be_told_is_told_again() -> None:
+async def test_a_failed_verdict_is_reported_again() -> None:
     told: list[bool] = []
     again = asyncio.Event()
 

@@ -21,7 +21,7 @@ def test_exactly_n_plus_q_are_taken(limit: int, queue: int, served: int) -> None
     assert [ticket.in_engine for ticket in tickets] == [True] * limit + [False] * queue
 
 
-def test_without_a_limit_everybody_goes_in() -> None:
+def test_without_a_limit_all_requests_enter() -> None:
     gate = CapacityGate(Metrics(), limit=None, queue=2)
 
     tickets = [gate.enter() for _ in range(100)]

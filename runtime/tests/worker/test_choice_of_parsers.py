@@ -110,7 +110,7 @@ def test_a_setting_overrules_the_files(setting: str | None, chosen: tuple[str | 
     assert choice.tools[:2] == chosen
 
 
-def test_where_there_is_nothing_to_choose_from_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_candidates_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 
     log_choice("w", choose_parsers(WorkerConfig(), files("BLUE"), Candidates(missing="install it")))
@@ -118,7 +118,7 @@ def test_where_there_is_nothing_to_choose_from_the_log_says_so_once(caplog: pyte
     assert [record.getMessage() for record in caplog.records] == ["worker w: its answers are not parsed: install it"]
 
 
-def test_an_engine_that_gives_text_leaves_nothing_to_parse_unless_a_parser_is_named() -> None:
+def test_a_text_engine_gets_no_parser_unless_named() -> None:
     config = WorkerConfig(tool_call_parser="red")
 
     choice = choose_parsers(config, files("BLUE"), ALL, parsed=False)
@@ -146,7 +146,7 @@ def test_the_template_is_the_one_that_is_used(more: dict[str, Any], template: st
     assert model_text(files("settings", **more)).template == template
 
 
-def test_what_the_files_say_is_told_to_parsers_and_what_cannot_be_read_says_nothing() -> None:
+def test_parsers_get_the_model_files_and_unreadable_ones_are_skipped() -> None:
     text = model_text(files("x", **{"config.json": {"model_type": "m"}}))
     assert text == ModelText("x", frozenset({"<t>"}), {"chat_template": "x"}, {"model_type": "m"})
 

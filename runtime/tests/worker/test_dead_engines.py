@@ -35,7 +35,7 @@ class Mortal(Plain):
 
 
 @pytest.mark.parametrize("raises", [False, True])
-async def test_a_worker_whose_engine_has_died_says_so_and_stops_without_grace(
+async def test_a_dead_engine_stops_its_worker_without_grace(
     ground: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, raises: bool
 ) -> None:
     # Only where others may still know of it is there anything to wait for.
@@ -60,7 +60,7 @@ async def test_a_worker_whose_engine_has_died_says_so_and_stops_without_grace(
     assert "the engine of worker w has died: its process is gone" in caplog.text
 
 
-async def test_an_engine_lives_for_ever_unless_it_says_otherwise(ground: Any) -> None:
+async def test_an_engine_without_died_lives_forever(ground: Any) -> None:
     class Plain(Mortal):
         died = LLMEngine.died
 

@@ -90,7 +90,7 @@ class MetricsAreNotAsync(Mine):
         (MetricsAreNotAsync, "setup_metrics", "returned None, and must be async: write `async def setup_metrics`"),
     ],
 )
-async def test_what_a_start_hands_over_of_a_wrong_type_is_named_as_the_engines_fault(
+async def test_a_wrong_type_from_start_is_an_engine_error(
     ground: Any, engine: type[Mine], method: str, said: str
 ) -> None:
     worker = ground.worker(engine)
@@ -116,7 +116,7 @@ async def test_an_object_of_no_class_of_the_framework_is_named_by_its_own(ground
         await worker.start()
 
 
-async def test_a_cleanup_that_is_not_async_is_told_in_the_log(ground: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_non_async_cleanup_is_logged(ground: Any, caplog: pytest.LogCaptureFixture) -> None:
     class CleanupIsNotAsync(Mine):
         def cleanup(self) -> Any:
             return None
@@ -200,7 +200,7 @@ async def test_a_stream_of_a_wrong_type_is_named_with_its_line_also_in_service(
     assert told.exc_info is None
 
 
-async def test_an_error_of_the_engines_own_code_stays_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_in_the_engines_code_keeps_its_type(caplog: pytest.LogCaptureFixture) -> None:
     class Typo(Mine):
         async def generate(self, request: PreprocessedRequest, ctx: GenerateContext) -> Any:
             yield chunk.token(1)
@@ -284,7 +284,7 @@ async def test_an_engine_that_hides_the_token_which_ended_its_answer_may_count_i
     assert "after terminal" in str(await failure_of(told))
 
 
-async def test_a_failure_after_the_terminal_is_the_engines_fault_and_no_reason_to_ask_another() -> None:
+async def test_a_failure_after_the_terminal_is_an_engine_error_without_migration() -> None:
     async def body(request: PreprocessedRequest, ctx: GenerateContext) -> AsyncIterator[LLMEngineOutput]:
         yield LLMEngineOutput.stop()
         raise BackendError.EngineShutdown("too late")
@@ -330,7 +330,7 @@ def test_the_model_name_of_the_worker_is_the_public_one_and_the_engines_own_only
         (b"[" * 100_000, None),
     ],
 )
-def test_the_vocabulary_is_that_of_the_models_config_if_it_says_so(config: bytes, size: int | None) -> None:
+def test_the_vocabulary_size_comes_from_the_models_config(config: bytes, size: int | None) -> None:
     assert vocabulary_of({"tokenizer.json": b"{}", "config.json": config}) == size
 
 

@@ -58,7 +58,7 @@ async def test_the_first_load_is_sent_at_once_and_of_many_that_follow_only_the_n
     assert recorder.sent == [[load(0)], [load(999), load(5, rank=1)]]
 
 
-async def test_a_load_that_says_nothing_new_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unchanged_load_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishers, "LOAD_INTERVAL", 0)
     recorder, tasks = Recorder(), TaskSet()
     loads = LoadPublisher(recorder)
@@ -74,7 +74,7 @@ async def test_a_load_that_says_nothing_new_is_not_sent_again(monkeypatch: pytes
     assert recorder.sent == [[load(1)], [load(2)]]
 
 
-async def test_all_loads_are_told_again_after_a_while_for_those_who_missed_them(
+async def test_loads_are_refreshed_periodically(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(publishers, "LOAD_INTERVAL", 0.001)
@@ -108,7 +108,7 @@ class Closed(EventPlane):
         raise AssertionError(subject)
 
 
-async def test_an_engine_that_tells_nothing_has_no_publisher_and_no_task() -> None:
+async def test_an_engine_without_sources_has_no_publisher() -> None:
     before = asyncio.all_tasks()
     engine = EnginePublishers()
 

@@ -62,7 +62,7 @@ def test_a_name_of_two_registries_is_written_once_with_the_samples_of_both() -> 
     ]
 
 
-def test_one_registry_that_two_workers_bridge_counts_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_registry_bridged_twice_is_exported_once(caplog: pytest.LogCaptureFixture) -> None:
     metrics, registry = Metrics(), foreign()
     first, second = metrics.scope(worker="w-0"), metrics.scope(worker="w-1")
     first.bridge(registry, prefixes=["vllm:"])
@@ -86,7 +86,7 @@ def test_a_label_that_is_common_here_is_kept_under_another_name() -> None:
     assert samples(metrics) == {("x_a", (("exported_worker", "theirs"), ("worker", "ours"))): 1}
 
 
-def test_a_name_that_is_in_use_here_is_left_out_and_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_conflicting_metric_name_is_skipped_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     metrics, registry = Metrics(), CollectorRegistry()
     metrics.gauge("x_a", "Ours.").labels().set(1)
     Gauge("x_a", "Theirs.", registry=registry).set(2)
@@ -98,7 +98,7 @@ def test_a_name_that_is_in_use_here_is_left_out_and_told_of_once(caplog: pytest.
     assert caplog.text.count("x_a") == 1
 
 
-def test_a_registry_that_cannot_be_collected_costs_nobody_the_page(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_registry_does_not_break_the_page(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def describe(self) -> list[Any]:
             return []
@@ -135,7 +135,7 @@ class Bridging(Plain):
         metrics.bridge(foreign(), prefixes=["vllm:"])
 
 
-async def test_what_an_engine_has_bridged_is_gone_when_it_is_cleaned_up(ground: Any) -> None:
+async def test_bridged_metrics_vanish_after_cleanup(ground: Any) -> None:
     worker = ground.worker(Bridging)
     await worker.start()
 

@@ -141,7 +141,7 @@ async def test_a_worker_has_drained_only_when_callers_have_had_time_to_notice(
     assert worker.registration.notice_left == 5.0
 
 
-async def test_a_store_that_cannot_be_written_leaves_the_state_and_says_so() -> None:
+async def test_a_failed_write_keeps_the_state_and_raises() -> None:
     worker = await Registered().enter()
     worker.lease.broken = True
 
@@ -196,7 +196,7 @@ async def test_a_worker_that_starts_or_stops_takes_no_state() -> None:
     assert worker.lease.records == {}
 
 
-async def test_a_change_under_way_is_over_before_the_worker_leaves() -> None:
+async def test_leaving_waits_for_a_pending_state_change() -> None:
     worker = await Registered().enter()
     worker.lease.open.clear()
     asking = asyncio.ensure_future(worker.ask(CORDONED))
@@ -211,7 +211,7 @@ async def test_a_change_under_way_is_over_before_the_worker_leaves() -> None:
 
 
 @given(st.lists(st.sampled_from([SERVING, CORDONED, DRAINING, "hide", "show", "break", "mend"]), max_size=20))
-def test_what_is_listed_is_always_what_was_last_confirmed(steps: list[str]) -> None:
+def test_the_listed_state_is_always_the_last_confirmed(steps: list[str]) -> None:
     async def play() -> None:
         worker = await Registered().enter()
         confirmed, listed = SERVING, True

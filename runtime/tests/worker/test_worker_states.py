@@ -97,7 +97,7 @@ EVENTS = [
 
 @settings(deadline=None)
 @given(events=st.lists(st.sampled_from(EVENTS), max_size=12))
-def test_in_any_order_of_events_an_engine_that_was_started_is_cleaned_up_once_and_no_other_is(
+def test_a_started_engine_is_cleaned_up_exactly_once_in_any_order_of_events(
     make_ground: Callable[[], Any], events: list[str]
 ) -> None:
     asyncio.run(live(make_ground, events))
@@ -158,7 +158,7 @@ async def live(make_ground: Callable[[], Any], events: list[str]) -> None:
     assert ground.hooks.count("dynamo_engine_started") == ground.hooks.count("dynamo_engine_draining")
 
 
-async def test_a_worker_that_is_told_to_end_before_it_starts_does_neither(ground: Any) -> None:
+async def test_a_worker_interrupted_before_its_start_neither_starts_nor_cleans_up(ground: Any) -> None:
     worker = ground.worker(Ready)
 
     worker.interrupt()
@@ -168,7 +168,7 @@ async def test_a_worker_that_is_told_to_end_before_it_starts_does_neither(ground
     assert worker.state is WorkerState.STOPPED
 
 
-async def test_a_worker_that_is_told_to_end_while_discovery_gives_it_a_lease_does_neither(
+async def test_a_worker_interrupted_while_leasing_neither_starts_nor_cleans_up(
     ground: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, go = asyncio.Event(), asyncio.Event()
@@ -192,7 +192,7 @@ async def test_a_worker_that_is_told_to_end_while_discovery_gives_it_a_lease_doe
     assert worker.state is WorkerState.STOPPED
 
 
-async def test_a_worker_that_is_told_to_end_while_its_engine_starts_lets_it_finish_and_never_serves(
+async def test_a_worker_interrupted_during_the_engine_start_finishes_it_and_never_serves(
     ground: Any,
 ) -> None:
     worker = ground.worker(Diary)
@@ -249,7 +249,7 @@ async def test_a_worker_that_cannot_be_registered_takes_the_same_steps_down(
     assert worker.state is WorkerState.STOPPED
 
 
-async def test_an_engine_that_asks_to_be_asked_in_an_unknown_way_is_refused(ground: Any) -> None:
+async def test_an_unknown_model_input_is_refused(ground: Any) -> None:
     worker = ground.worker(Ready)
     engine_of(worker).answer = EngineConfig(model="m", model_input="speech")
 
@@ -292,7 +292,7 @@ async def test_an_engine_that_does_not_drain_is_cleaned_up_all_the_same(
     assert "could not drain its engine in time" in caplog.text
 
 
-async def test_a_drain_and_a_cleanup_that_fail_are_told_of_and_swallowed(
+async def test_failing_drain_and_cleanup_are_logged_and_swallowed(
     ground: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Failing(Ready):
@@ -336,9 +336,7 @@ async def test_the_times_of_start_drain_and_cleanup_are_gauges(ground: Any) -> N
 
 
 @pytest.mark.parametrize("name", ["m\u202egnp.exe", "\x1b[2J", "x" * 60_000, " "])
-async def test_a_worker_whose_engine_gives_its_model_a_name_that_cannot_be_shown_refuses_to_start(
-    ground: Any, name: str
-) -> None:
+async def test_an_unprintable_model_name_refuses_the_start(ground: Any, name: str) -> None:
     class Named(Ready):
         def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
             super().__init__(config, worker)
@@ -357,7 +355,7 @@ async def test_a_worker_whose_engine_gives_its_model_a_name_that_cannot_be_shown
         assert (await anext(events)).kind is WatchKind.SYNCED
 
 
-async def test_a_worker_whose_engine_says_what_no_frontend_could_read_refuses_to_start(ground: Any) -> None:
+async def test_an_engine_config_no_frontend_could_read_refuses_the_start(ground: Any) -> None:
     class Odd(Ready):
         def __init__(self, config: PluginConfig, worker: WorkerConfig) -> None:
             super().__init__(config, worker)

@@ -112,7 +112,7 @@ class EngineConformance:
         """MaxTokensExceeded, AnswerRepeated."""
         await check("max_tokens")
 
-    async def test_nothing_of_it_holds_the_event_loop(self, check: MakeCheck) -> None:
+    async def test_the_engine_does_not_block_the_event_loop(self, check: MakeCheck) -> None:
         """EventLoopBlocked."""
         await check("event_loop")
 
@@ -156,11 +156,11 @@ class EngineConformance:
         """ScoringFailed."""
         await check("score")
 
-    async def test_its_kv_events_are_told_in_order(self, check: MakeCheck) -> None:
+    async def test_its_kv_events_come_in_order(self, check: MakeCheck) -> None:
         """KvEventsFailed."""
         await check("kv_events")
 
-    async def test_it_drains(self, check: MakeCheck) -> None:
+    async def test_the_engine_drains(self, check: MakeCheck) -> None:
         """DrainFailed."""
         await check("drain")
 

@@ -133,7 +133,7 @@ class EventsKit:
             for listener in listeners:
                 assert [listener.payloads(sender.source) for sender in senders] == [expected] * 3
 
-    async def test_a_subscriber_hears_publishers_that_come_later(self, events: EventPlanes) -> None:
+    async def test_a_subscriber_receives_from_later_publishers(self, events: EventPlanes) -> None:
         async with self.market(events) as market:
             listener = market.listener()
             early = await market.sender()
@@ -203,7 +203,7 @@ class EventsKit:
 
             assert sender.send(b"1", b"2") == [True, True]
 
-    async def test_more_than_is_kept_is_dropped_and_told_to_the_sender(self, events: EventPlanes) -> None:
+    async def test_events_over_the_backlog_are_dropped_and_reported_to_the_sender(self, events: EventPlanes) -> None:
         async with self.market(events) as market:
             sender, listener = await market.sender(), market.listener()
             await market.settle([sender], [listener])
@@ -212,7 +212,7 @@ class EventsKit:
 
             assert not all(taken), f"{len(taken)} events were taken at one go: nothing bounds them"
 
-    async def test_what_was_dropped_shows_as_a_gap_in_the_numbers(self, events: EventPlanes) -> None:
+    async def test_dropped_events_show_as_a_gap_in_the_numbers(self, events: EventPlanes) -> None:
         async with self.market(events) as market:
             sender, listener = await market.sender(), market.listener()
             await market.settle([sender], [listener])
@@ -257,7 +257,7 @@ class EventsKit:
             assert before < numbers[0]
             assert numbers == sorted(set(numbers))
 
-    async def test_what_was_sent_before_the_sender_closes_still_arrives(self, events: EventPlanes) -> None:
+    async def test_events_sent_before_the_sender_closes_still_arrive(self, events: EventPlanes) -> None:
         if events.close_sender is None:
             pytest.skip("EventPlanes.close_sender is None")
         async with self.market(events) as market:

@@ -72,7 +72,7 @@ class ExtensionKit:
 
     # Its life.
 
-    async def test_it_starts_in_each_of_its_roles(self, make_extension: ExtensionFactory) -> None:
+    async def test_the_extension_starts_in_each_of_its_roles(self, make_extension: ExtensionFactory) -> None:
         unused = ExtensionHost(make_extension)
         await unused.aclose()
         for role in type(unused.extension).ROLES:
@@ -80,14 +80,16 @@ class ExtensionKit:
                 await asyncio.sleep(0)
                 assert host.failure == "", f"it says that it failed in the role {role}: {host.failure}"
 
-    async def test_it_can_be_closed_twice_and_without_a_start(self, make_extension: ExtensionFactory) -> None:
+    async def test_the_extension_can_be_closed_twice_and_without_a_start(
+        self, make_extension: ExtensionFactory
+    ) -> None:
         unstarted = ExtensionHost(make_extension)
         await self.within(unstarted.aclose(), "`aclose` without `start`")
         await self.within(unstarted.extension.aclose(), "a second `aclose`")
         async with self.running(make_extension) as host:
             await self.within(host.extension.aclose(), "`aclose`")
 
-    async def test_it_closes_while_events_come(self, make_extension: ExtensionFactory) -> None:
+    async def test_the_extension_closes_while_events_come(self, make_extension: ExtensionFactory) -> None:
         async with self.running(make_extension) as host, TaskSet() as tasks:
             coming = tasks.spawn(self.publish_for_ever(host), name="kit-frontend")
             await asyncio.sleep(0.05)
@@ -123,7 +125,7 @@ class ExtensionKit:
 
         assert unguarded == set(self.UNGUARDED), "UNGUARDED lists the routes that anyone may call"
 
-    async def test_each_route_answers_whatever_it_is_asked(self, host: ExtensionHost) -> None:
+    async def test_each_route_answers_any_request(self, host: ExtensionHost) -> None:
         if not host.routes:
             pytest.skip("it serves no routes")
         await self.send(host, of_all_kinds(host.candidates))
@@ -160,7 +162,7 @@ class ExtensionKit:
 
         assert longest < self.STANDSTILL, f"the event loop stood still for {longest:.1f} s: use asyncio.to_thread"
 
-    async def test_it_survives_events_of_all_kinds(self, host: ExtensionHost) -> None:
+    async def test_the_extension_survives_events_of_all_kinds(self, host: ExtensionHost) -> None:
         for _ in range(2):
             await self.send(host, of_all_kinds(host.candidates))
 

@@ -117,7 +117,7 @@ class FrontendKit:
         assert not claims or claims == known, f"claimed and not served, or the other way: {claims ^ known}"
         await house.aclose()
 
-    async def test_it_can_be_closed_twice_and_without_a_start(self, make_frontend: FrontendFactory) -> None:
+    async def test_the_frontend_can_be_closed_twice_and_without_a_start(self, make_frontend: FrontendFactory) -> None:
         before = asyncio.all_tasks()
         unstarted = House(make_frontend)
         await unstarted.aclose()
@@ -136,7 +136,7 @@ class FrontendKit:
             assert tokenizer.decode(tokenizer.encode(text)) == text
         assert tokenizer.encode("abc", add_special_tokens=False) == list(b"abc")
 
-    async def test_a_tokenizer_that_cannot_be_made_is_told_as_such(self, house: House) -> None:
+    async def test_an_unloadable_tokenizer_is_a_config_error(self, house: House) -> None:
         for kind, files in (("no-such-kind", {}), ("hf", {}), ("hf", {"tokenizer.json": b"{"})):
             with pytest.raises(ConfigError):
                 house.frontend.load_tokenizer(kind, files)
@@ -176,7 +176,7 @@ class FrontendKit:
         for (name, _), reply in zip(asked, replies, strict=True):
             assert f"{TEXT} of {name}" in reply.text
 
-    async def test_an_error_has_the_status_that_the_table_of_core_gives(self, house: House) -> None:
+    async def test_an_error_has_the_status_of_cores_table(self, house: House) -> None:
         errors: tuple[DynamoError, ...] = (
             ServiceOverloaded(retry_after=7.0),
             InvalidArgument("no"),

@@ -126,7 +126,7 @@ class ToolParserKit:
         for text in self.UNSOUND:
             assert parse(make_parser(self.TOOLS), [text]) == [text]
 
-    def test_any_cut_of_a_text_gives_the_same(self, make_parser: ToolParserFactory) -> None:
+    def test_any_cut_of_a_text_parses_the_same(self, make_parser: ToolParserFactory) -> None:
         def made(buffered: bool) -> ToolCallParser:
             parser = make_parser(self.TOOLS)
             if buffered:
@@ -199,7 +199,7 @@ class ReasoningParserKit:
             assert parse(make_parser(""), [text]) in ([text], [Thought(text)])
         assert parse(make_parser(""), []) == []
 
-    def test_reasoning_and_content_are_told_apart(self, make_parser: ReasoningParserFactory) -> None:
+    def test_reasoning_and_content_are_separated(self, make_parser: ReasoningParserFactory) -> None:
         if not self.ANSWERS:
             pytest.skip("ANSWERS is empty: the kit knows no answer with reasoning")
         for answer in self.ANSWERS:
@@ -208,12 +208,12 @@ class ReasoningParserKit:
             content = "".join(part for part in parts if isinstance(part, str))
             assert (reasoning, content) == (answer.reasoning, answer.content)
 
-    def test_it_finds_no_calls(self, make_parser: ReasoningParserFactory) -> None:
+    def test_a_reasoning_parser_finds_no_calls(self, make_parser: ReasoningParserFactory) -> None:
         for prompt, text in self._asked():
             parts = parse(make_parser(prompt), [text])
             assert not [part for part in parts if isinstance(part, Said)], "calls are for the parser of tools"
 
-    def test_any_cut_of_a_text_gives_the_same(self, make_parser: ReasoningParserFactory) -> None:
+    def test_any_cut_of_a_text_parses_the_same(self, make_parser: ReasoningParserFactory) -> None:
         for prompt, text in self._asked():
             whole = parse(make_parser(prompt), [text])
             for pieces in cuts(text):

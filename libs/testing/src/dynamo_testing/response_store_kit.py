@@ -103,7 +103,7 @@ class ResponseStoreKit:
             await store.put(owner, {"a": value}, LONG)
             assert await store.get(owner, ["a"]) == [value]
 
-    async def test_an_owner_sees_its_own_records_only(self, store: ResponseStore, owner: str) -> None:
+    async def test_an_owner_sees_only_its_own_records(self, store: ResponseStore, owner: str) -> None:
         others = [f"{owner}x", f"{owner}/a", f"{owner}:a", f"x{owner}", *_HOSTILE]
         await store.put(owner, {"a": b"mine"}, LONG)
 
@@ -123,7 +123,7 @@ class ResponseStoreKit:
             await elsewhere.start()
             assert await elsewhere.get(owner, ["a"]) == [None]
 
-    async def test_a_record_is_gone_after_its_life(self, store: ResponseStore, owner: str) -> None:
+    async def test_a_record_expires(self, store: ResponseStore, owner: str) -> None:
         await store.put(owner, {"a": b"1"}, SHORT)
         await store.put(owner, {"b": b"1"}, LONG)
 
@@ -144,14 +144,12 @@ class ResponseStoreKit:
 
         assert await store.get(owner, ["short", "long", "renewed"]) == [None, b"2", b"3"]
 
-    async def test_a_look_without_a_life_does_not_change_it(self, store: ResponseStore, owner: str) -> None:
+    async def test_a_read_without_a_life_does_not_extend_it(self, store: ResponseStore, owner: str) -> None:
         await store.put(owner, {"a": b"1"}, SHORT)
 
         await self._until_gone(store, owner, "a")
 
-    async def test_nothing_is_written_unless_all_that_is_expected_is_there(
-        self, store: ResponseStore, owner: str
-    ) -> None:
+    async def test_a_write_needs_all_expected_values(self, store: ResponseStore, owner: str) -> None:
         await store.put(owner, {"a": b"1"}, LONG)
 
         for expected in ({"a": b"2"}, {"a": None}, {"b": b"1"}, {"a": b"1", "b": b""}, {"b": None, "a": b""}):
@@ -161,7 +159,7 @@ class ResponseStoreKit:
 
         assert await store.get(owner, ["a", "b", "c"]) == [b"4", None, b"4"]
 
-    async def test_of_writers_at_the_same_time_none_loses_what_another_wrote(
+    async def test_concurrent_writers_lose_no_update(
         self, store: ResponseStore, other: ResponseStore, owner: str
     ) -> None:
         async def count(at: ResponseStore) -> None:
@@ -205,7 +203,7 @@ class ResponseStoreKit:
             await second.start()
             assert await second.get(owner, ["a"]) == [b"1"]
 
-    async def test_what_was_used_longest_ago_is_forgotten_first(self, store: ResponseStore, owner: str) -> None:
+    async def test_the_least_recently_used_record_is_evicted_first(self, store: ResponseStore, owner: str) -> None:
         size = self._bound() // 8
         await store.put(owner, {"used": bytes(size)}, LONG)
         for number in range(16):
@@ -227,7 +225,7 @@ class ResponseStoreKit:
 
         assert await store.get(owner, ["old"]) == [bytes(size)], "an owner's records were forgotten for another's"
 
-    async def test_what_can_never_fit_is_refused_and_changes_nothing(self, store: ResponseStore, owner: str) -> None:
+    async def test_an_oversized_write_is_refused_without_effect(self, store: ResponseStore, owner: str) -> None:
         bound = self._bound()
         await store.put(owner, {"a": b"1"}, LONG)
 
@@ -255,7 +253,7 @@ class ResponseStoreKit:
             while not await self._works(store, owner):  # noqa: ASYNC110 - the store tells of itself when it is asked
                 await asyncio.sleep(SHORT)
 
-    async def test_it_may_be_closed_twice_and_without_a_start(self, make_store: ResponseStoreFactory) -> None:
+    async def test_the_store_can_be_closed_twice_and_without_a_start(self, make_store: ResponseStoreFactory) -> None:
         for starts in (True, False):
             store = make_store(_services())
             if starts:

@@ -120,7 +120,7 @@ async def refused(asked: Awaitable[Permit]) -> ServiceOverloaded:
 
 
 @at_manual_time()
-async def test_who_waits_is_let_through_to_the_router_when_no_worker_is_left_in_service(house: House) -> None:
+async def test_waiting_requests_pass_to_the_router_without_workers_in_service(house: House) -> None:
     house.load(BUSY)
     asked = house.asks()
     await house.after()
@@ -164,7 +164,7 @@ async def test_each_free_worker_lets_in_one_waiter_until_loads_are_looked_at_aga
 
 
 @at_manual_time()
-async def test_who_waits_too_long_is_refused_and_told_when_to_come_back(house: House) -> None:
+async def test_a_request_over_max_wait_is_refused_with_retry_after(house: House) -> None:
     house.load(BUSY)
     asked = house.asks()
     await house.after()
@@ -178,7 +178,7 @@ async def test_who_waits_too_long_is_refused_and_told_when_to_come_back(house: H
 
 
 @at_manual_time()
-async def test_nobody_waits_past_the_deadline_of_who_asks(house: House) -> None:
+async def test_no_request_waits_past_its_clients_deadline(house: House) -> None:
     house.load(BUSY)
     asked = house.asks(deadline=house.loop.time() + 2)
     await house.after(2.1)
@@ -191,7 +191,7 @@ async def test_nobody_waits_past_the_deadline_of_who_asks(house: House) -> None:
 
 
 @at_manual_time(requests_per_worker=1)
-async def test_who_could_not_be_served_before_the_deadline_is_refused_at_once(house: House) -> None:
+async def test_a_request_that_would_miss_its_deadline_is_refused_at_once(house: House) -> None:
     permits = [await house.ask() for _ in range(2)]
     waiting = [house.asks() for _ in range(30)]
     await house.after()
@@ -305,7 +305,7 @@ async def test_a_tenant_without_tokens_waits_until_it_has_some(house: House) -> 
 
 
 @at_manual_time(default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
-async def test_nothing_is_planned_for_a_tenant_without_tokens_once_nobody_of_it_waits(house: House) -> None:
+async def test_no_timer_is_kept_for_a_tenant_without_waiting_requests(house: House) -> None:
     (await house.ask(tokens=50)).release(0)
     asked = house.asks()
     await house.after()
@@ -327,7 +327,7 @@ async def test_a_permit_counts_once_however_often_it_is_released(house: House) -
 
 
 @at_manual_time(default_tenant=TenantSettings(tokens_per_second=10, burst_tokens=10))
-async def test_a_tenant_that_would_be_without_tokens_for_long_is_told_how_long(house: House) -> None:
+async def test_a_tenant_in_debt_is_refused_with_the_time_of_its_debt(house: House) -> None:
     (await house.ask(tokens=410)).release(0)
 
     error = await refused(house.ask())
@@ -338,7 +338,7 @@ async def test_a_tenant_that_would_be_without_tokens_for_long_is_told_how_long(h
 
 
 @at_manual_time()
-async def test_expected_tokens_are_what_the_request_says_or_answers_so_far_were(house: House) -> None:
+async def test_expected_tokens_come_from_the_request_or_past_answers(house: House) -> None:
     model = house.admission._model("m")
     asked = PreprocessedRequest(model="m", token_ids=[1, 2, 3])
     before = model.cost(asked)
@@ -356,7 +356,7 @@ async def test_expected_tokens_are_what_the_request_says_or_answers_so_far_were(
 
 
 @pytest.mark.parametrize("moment", ["before the line moves", "before it can run"])
-def test_one_that_is_given_up_as_it_is_let_in_gives_its_permit_back(moment: str) -> None:
+def test_a_request_cancelled_at_its_admission_returns_its_permit(moment: str) -> None:
     async def check(house: House) -> None:
         held = await house.ask()
         others = [await house.ask()]
@@ -381,7 +381,7 @@ def test_one_that_is_given_up_as_it_is_let_in_gives_its_permit_back(moment: str)
 
 
 @at_manual_time()
-async def test_those_who_wait_are_refused_when_it_is_closed(house: House) -> None:
+async def test_closing_refuses_waiting_requests(house: House) -> None:
     house.load(BUSY)
     asked = house.asks()
     await house.after()
@@ -409,7 +409,7 @@ async def test_metrics_follow_the_queue_and_do_not_grow_without_bound(house: Hou
 
 
 @at_manual_time(requests_per_worker=1)
-async def test_more_places_let_in_what_waits_and_fewer_cut_nothing(house: House) -> None:
+async def test_more_places_admit_waiting_requests_and_fewer_end_none(house: House) -> None:
     asked = [house.asks() for _ in range(6)]
     await house.after()
     before = sum(task.done() for task in asked)
@@ -427,7 +427,7 @@ async def test_more_places_let_in_what_waits_and_fewer_cut_nothing(house: House)
 
 
 @at_manual_time(max_queue=1)
-async def test_another_size_and_another_wait_count_for_who_comes_next(house: House) -> None:
+async def test_new_queue_limits_apply_to_later_requests(house: House) -> None:
     house.load(BUSY)
     house.asks()
     await house.after()
@@ -484,7 +484,7 @@ _STEPS = st.one_of(
     workers=st.none() | st.integers(1, 3),
     limited=st.booleans(),
 )
-def test_whatever_happens_limits_hold_and_nothing_is_left(
+def test_limits_hold_and_nothing_is_left_in_any_history(
     steps: list[tuple[Any, ...]], queue: int, workers: int | None, limited: bool
 ) -> None:
     tenants = {"c": TenantSettings(concurrency=2, tokens_per_second=100, burst_tokens=10)} if limited else {}

@@ -87,7 +87,7 @@ def several(count: int, **settings: float) -> tuple[Memory, list[Frontend]]:
     return store, frontends
 
 
-def test_hearing_says_whether_anything_is_different() -> None:
+def test_apply_returns_whether_anything_changed() -> None:
     store, (one, two) = several(2, concurrency=2)
     same = two.apply()
     one.tell()
@@ -98,7 +98,7 @@ def test_hearing_says_whether_anything_is_different() -> None:
     assert len(two.peers) == 0
 
 
-def test_what_comes_back_beyond_the_savings_of_one_is_lost_for_all() -> None:
+def test_refunds_over_the_burst_are_lost_for_all() -> None:
     store, (one, two) = several(2, tokens_per_second=10, burst_tokens=100)
     one.begin(50)
     settle([one, two])
@@ -124,7 +124,7 @@ def test_a_tenant_that_is_counted_anew_is_given_nothing_back() -> None:
     assert one.left() == two.left() == pytest.approx(70)
 
 
-def test_a_new_frontend_starts_from_what_the_others_tell() -> None:
+def test_a_new_frontend_starts_from_its_peers_reports() -> None:
     store, (one, two) = several(2, concurrency=1, tokens_per_second=10, burst_tokens=5)
     one.begin(45)
     settle([one, two])
@@ -136,7 +136,7 @@ def test_a_new_frontend_starts_from_what_the_others_tell() -> None:
     assert new.wait() == pytest.approx(one.wait()) == pytest.approx(3)
 
 
-def test_what_a_killed_one_had_counts_until_it_expires_and_what_it_spent_stays_spent() -> None:
+def test_a_killed_frontends_requests_count_until_expiry_and_its_tokens_stay_spent() -> None:
     store, (one, two) = several(2, concurrency=1, tokens_per_second=1, burst_tokens=1)
     one.begin(11)
     one.tell()
@@ -169,7 +169,7 @@ def test_a_server_that_was_emptied_frees_nothing_at_once() -> None:
     assert one.left() == two.left() == pytest.approx(-5)
 
 
-def test_one_that_leaves_counts_no_more_at_once() -> None:
+def test_a_leaving_frontend_stops_counting_at_once() -> None:
     _, (one, two) = several(2, concurrency=1)
     one.begin()
     settle([one, two])
@@ -179,7 +179,7 @@ def test_one_that_leaves_counts_no_more_at_once() -> None:
     assert (two.book.full("a"), len(two.peers)) == (False, 0)
 
 
-def test_the_time_of_the_server_may_jump_without_holding_anybody_up() -> None:
+def test_a_jump_of_the_servers_time_blocks_no_tenant() -> None:
     store, (one, two) = several(2, concurrency=1)
     one.begin()
     one.tell()
@@ -194,14 +194,14 @@ def test_the_time_of_the_server_may_jump_without_holding_anybody_up() -> None:
     assert not two.book.full("a")
 
 
-def test_tenants_without_limits_are_not_told() -> None:
+def test_tenants_without_limits_are_not_reported() -> None:
     _, (one,) = several(1)
     one.begin()
 
     assert one.book.report(100) == {}
 
 
-def test_more_than_others_would_listen_to_is_not_told() -> None:
+def test_an_oversized_report_is_refused() -> None:
     with pytest.raises(ValueError, match="at most"):
         encode({"x" * LARGEST: TenantUse(1, 1, 0, 0)})
 
@@ -218,7 +218,7 @@ def test_more_than_others_would_listen_to_is_not_told() -> None:
         msgspec.msgpack.encode(UsageReport(1, {"a": TenantUse(1, 5, 0, 0), "x" * LARGEST: TenantUse(1, 1, 0, 0)})),
     ],
 )
-def test_what_is_not_understood_does_not_count_and_is_told_once(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_undecodable_report_is_ignored_and_warned_of_once(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     store, (one, two) = several(2, concurrency=1, tokens_per_second=1)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -233,7 +233,7 @@ def test_what_is_not_understood_does_not_count_and_is_told_once(data: bytes, cap
     assert two.book.full("a"), "others still count"
 
 
-def test_what_a_later_version_adds_at_the_end_is_ignored() -> None:
+def test_fields_added_by_a_later_version_are_ignored() -> None:
     store, (_, two) = several(2, concurrency=5)
     store.tell("newer", msgspec.msgpack.encode([1, {"a": [1, 5, 0.0, 0.0, "more"]}, False, "more"]))
     two.apply()
@@ -246,7 +246,7 @@ def test_what_a_later_version_adds_at_the_end_is_ignored() -> None:
     st.floats(0.1, 100),
     st.integers(1, 100),
 )
-def test_together_they_never_spend_more_than_the_rate_of_one_and_what_it_had_saved(
+def test_frontends_together_stay_within_rate_and_burst(
     asked: Sequence[tuple[int, float, float, float]], rate: float, burst: int
 ) -> None:
     store, frontends = several(3, tokens_per_second=rate, burst_tokens=burst)
@@ -274,7 +274,7 @@ def test_together_they_never_spend_more_than_the_rate_of_one_and_what_it_had_sav
     st.floats(0.1, 100),
     st.integers(1, 100),
 )
-def test_however_late_they_hear_they_differ_by_no_more_than_what_comes_in_meanwhile(
+def test_frontends_differ_only_by_the_delay_of_reports(
     asked: Sequence[tuple[int, float, float, float, float]], rate: float, burst: int
 ) -> None:
     store, frontends = several(3, tokens_per_second=rate, burst_tokens=burst)

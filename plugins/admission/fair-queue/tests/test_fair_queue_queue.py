@@ -86,7 +86,7 @@ def test_a_tenant_with_four_times_the_weight_gets_four_times_as_much() -> None:
     assert 39 <= served.count("heavy") <= 41
 
 
-def test_what_an_answer_really_cost_counts() -> None:
+def test_the_real_cost_of_an_answer_counts() -> None:
     """Both ask for the same, and one gets answers that are ten times as long."""
     queue = line(size=1000)
     for _ in range(300):
@@ -103,7 +103,7 @@ def test_what_an_answer_really_cost_counts() -> None:
     assert served.count("a") == pytest.approx(10, abs=2)
 
 
-def test_who_pauses_saves_nothing_up() -> None:
+def test_a_pausing_tenant_accrues_no_share() -> None:
     queue = line()
     for _ in range(40):
         queue.add(waiter("a"))
@@ -135,7 +135,7 @@ def test_a_retry_does_not_go_before_other_tenants() -> None:
     assert others in drained(queue, 10, count=2)
 
 
-def test_those_who_may_not_are_passed_over() -> None:
+def test_tenants_over_their_limit_are_skipped() -> None:
     queue = line()
     queue.add(waiter("a", 0))
     queue.add(waiter("b", 1))
@@ -161,7 +161,7 @@ def test_a_full_line_takes_one_of_a_quiet_tenant_in_the_place_of_the_last_of_a_l
     assert len(queue) == 3
 
 
-def test_a_full_line_of_equals_takes_nobody() -> None:
+def test_a_full_queue_refuses_equal_tenants() -> None:
     queue = line(size=2)
     queue.add(waiter("a"))
     queue.add(waiter("b"))
@@ -170,7 +170,7 @@ def test_a_full_line_of_equals_takes_nobody() -> None:
     assert not queue.has_room("b", 0)
 
 
-def test_a_full_line_gives_the_place_of_a_lower_priority_and_never_that_of_a_higher() -> None:
+def test_a_full_queue_evicts_only_lower_priorities() -> None:
     queue = line(size=1)
     low = waiter("a")
     queue.add(low)
@@ -194,7 +194,7 @@ def test_a_tenant_may_have_more_of_the_line_by_its_weight() -> None:
 # How long it takes.
 
 
-def test_a_wait_is_told_from_how_fast_others_were_let_in() -> None:
+def test_the_expected_wait_follows_the_rate_of_admissions() -> None:
     queue = line()
     for _ in range(30):
         queue.add(waiter("a"))
@@ -223,7 +223,7 @@ def limits(**settings: float) -> TenantLimits:
     st.floats(0.1, 100),
     st.integers(1, 100),
 )
-def test_a_tenant_never_spends_more_than_its_rate_and_what_it_had_saved(
+def test_a_tenant_stays_within_its_rate_and_burst(
     asked: Sequence[tuple[float, float, float]], rate: float, burst: int
 ) -> None:
     book = limits(tokens_per_second=rate, burst_tokens=burst)

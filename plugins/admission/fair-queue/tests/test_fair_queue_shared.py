@@ -102,7 +102,7 @@ async def both(make: Make) -> tuple[House, House]:
     return one, two
 
 
-async def test_requests_of_one_frontend_count_in_the_other_and_who_waits_there_hears_when_they_end(
+async def test_requests_of_one_frontend_block_the_other_until_they_end(
     both: tuple[House, House],
 ) -> None:
     one, two = both
@@ -154,7 +154,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_killed_frontend_had_is_free_again(make: Make, server: Any) -> None:
+async def test_a_killed_frontends_requests_expire(make: Make, server: Any) -> None:
     two = await make(ttl=1.5, timeout=0.7)
     shared = f'{{"url": "{server.url}", "interval": 0.01, "ttl": 1.5, "timeout": 0.7}}'
     config = f'{{"tenants": {{"a": {{"concurrency": 2}}}}, "shared": {shared}}}'
@@ -180,7 +180,7 @@ async def test_what_a_killed_frontend_had_is_free_again(make: Make, server: Any)
         await process.wait()
 
 
-async def test_what_does_not_change_is_told_again_before_it_expires(make: Make, server: Any) -> None:
+async def test_an_unchanged_report_is_renewed_before_it_expires(make: Make, server: Any) -> None:
     one, two = await make(ttl=1.5, timeout=0.7), await make(ttl=1.5, timeout=0.7)
     held = [await one.ask(), await one.ask()]
     told: set[float] = set()
@@ -200,7 +200,7 @@ def scores(client: Any) -> set[float]:
     return {score for _, score in client.zrange("dynamo:limits:frontends", 0, -1, withscores=True)}
 
 
-async def test_one_that_ends_gives_all_back_at_once_and_leaves_nothing_behind(make: Make, server: Any) -> None:
+async def test_a_closing_frontend_frees_its_share_at_once(make: Make, server: Any) -> None:
     one, two = await make(ttl=3600.0), await make(ttl=3600.0)
     held = [await one.ask(), await one.ask()]
     await until(two.full)
@@ -273,7 +273,7 @@ async def test_a_frontend_starts_and_serves_before_redis_is_there(make: Make, se
     permit.release(1)
 
 
-async def test_a_wrong_password_stops_nobody_is_told_once_and_shows_nowhere(
+async def test_a_wrong_password_blocks_no_request_and_is_logged_once(
     make: Make, make_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = make_server("--requirepass", "right").url
@@ -294,7 +294,7 @@ async def test_a_wrong_password_stops_nobody_is_told_once_and_shows_nowhere(
     await until(lambda: all(house.peers == 1 for house in right))
 
 
-async def test_a_server_that_repeats_what_it_was_sent_does_not_make_the_password_show(
+async def test_a_server_that_echoes_commands_does_not_leak_the_password(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def repeat(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -311,7 +311,7 @@ async def test_a_server_that_repeats_what_it_was_sent_does_not_make_the_password
     assert "hunter2" not in caplog.text
 
 
-async def test_the_permissions_that_the_readme_names_are_enough_and_fewer_are_told(
+async def test_the_permissions_of_the_readme_suffice_and_fewer_are_reported(
     make: Make, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     found = re.search(r"ACL SETUSER dynamo (.*?)```", README.read_text(), re.DOTALL)
@@ -346,7 +346,7 @@ async def test_prefixes_and_databases_keep_systems_apart(make: Make) -> None:
         permit.release(1)
 
 
-async def test_what_a_stranger_wrote_is_passed_over(
+async def test_foreign_records_in_the_store_are_ignored(
     both: tuple[House, House], server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, two = both
@@ -417,7 +417,7 @@ asyncio.run(main())
 """
 
 
-def test_the_library_is_needed_only_by_who_shares_and_its_absence_is_one_clear_line() -> None:
+def test_the_library_is_needed_only_for_sharing_and_its_absence_is_one_line() -> None:
     done = subprocess.run([sys.executable, "-c", ABSENT], capture_output=True, text=True, timeout=30, check=True)
     loaded, told = done.stdout.splitlines()
 

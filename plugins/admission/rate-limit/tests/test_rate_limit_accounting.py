@@ -58,7 +58,7 @@ _STEPS = st.one_of(
 
 
 @given(st.lists(_STEPS, max_size=60))
-def test_requests_are_let_in_exactly_as_the_model_says(run: Run, steps: list[tuple[str, Any, Any]]) -> None:
+def test_admissions_equal_those_of_the_reference_model(run: Run, steps: list[tuple[str, Any, Any]]) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         began = clock.now
         accounts = {key: Account() for key in "abc"}

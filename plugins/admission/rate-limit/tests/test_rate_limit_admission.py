@@ -15,7 +15,7 @@ from pydantic import ValidationError
 Run: TypeAlias = Callable[..., None]
 
 
-def test_requests_of_a_minute_are_let_in_at_once_and_then_at_the_rate(run: Run) -> None:
+def test_a_minutes_requests_are_admitted_at_once_and_then_at_the_rate(run: Run) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         for _ in range(6):
             await frontend.answer()
@@ -30,7 +30,7 @@ def test_requests_of_a_minute_are_let_in_at_once_and_then_at_the_rate(run: Run) 
     run(check, requests_per_minute=6)
 
 
-def test_a_rate_below_one_a_minute_lets_a_whole_request_in(run: Run) -> None:
+def test_a_rate_below_one_a_minute_admits_a_whole_request(run: Run) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         await frontend.answer()
         assert (await frontend.refused()).retry_after == pytest.approx(120)
@@ -67,7 +67,7 @@ def test_a_prompt_larger_than_the_burst_needs_a_full_bucket_and_leaves_a_debt(ru
     run(check, tokens_per_minute=60)
 
 
-def test_a_debt_is_seen_before_the_prompt_is_tokenized(run: Run) -> None:
+def test_a_debt_is_refused_before_tokenization(run: Run) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         frontend.precheck()
         (await frontend.ask(prompt=1)).release(1000)
@@ -106,9 +106,7 @@ def test_concurrent_requests_are_bounded_and_a_release_counts_once(run: Run) -> 
         (["key", "user"], {"model": "n"}, {"user": "eve"}),
     ],
 )
-def test_clients_are_told_apart_by_what_the_rule_says(
-    run: Run, by: Any, same: dict[str, str], other: dict[str, str]
-) -> None:
+def test_clients_are_counted_by_the_rules_key(run: Run, by: Any, same: dict[str, str], other: dict[str, str]) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         await frontend.answer("a")
         await frontend.refused(**{"key": "a", **same})
@@ -125,7 +123,7 @@ def test_a_rule_by_nothing_counts_all_together(run: Run) -> None:
     run(check, by=[], requests_per_minute=1)
 
 
-def test_a_rule_covers_only_what_it_names(run: Run) -> None:
+def test_a_rule_applies_only_to_its_keys_tenants_and_models(run: Run) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         for who in ({"key": "b"}, {"tenant": "y"}, {"model": "n"}):
             for _ in range(3):
@@ -137,7 +135,7 @@ def test_a_rule_covers_only_what_it_names(run: Run) -> None:
     run(check, limits=[{"requests_per_minute": 1, **covered}])
 
 
-def test_a_client_is_told_its_tightest_limits_and_no_names(run: Run) -> None:
+def test_a_client_sees_its_tightest_limits_and_no_names(run: Run) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         (await frontend.ask("secret-key", prompt=100, tenant="secret-tenant", user="secret-user")).release(0)
         refused = await frontend.refused("secret-key", tenant="secret-tenant", user="secret-user")
@@ -206,7 +204,7 @@ def test_further_names_share_one_bucket_when_all_are_in_use() -> None:
     assert len(table) <= 3
 
 
-def test_other_limits_count_at_once_and_what_was_spent_stays_spent(run: Run) -> None:
+def test_new_limits_apply_at_once_and_spent_amounts_stay(run: Run) -> None:
     async def check(frontend: Any, clock: Any) -> None:
         held = await frontend.ask(prompt=60)
         await frontend.refused()

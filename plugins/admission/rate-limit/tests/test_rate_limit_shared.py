@@ -68,7 +68,7 @@ async def granted(frontends: Any, clients: int, each: int) -> int:
     return sum(await asyncio.gather(*(client(frontends[number % len(frontends)]) for number in range(clients))))
 
 
-async def test_64_clients_of_two_frontends_get_exactly_what_one_frontend_would_let_in(make: Make) -> None:
+async def test_two_frontends_together_admit_exactly_the_limit_to_64_clients(make: Make) -> None:
     both = [await make(**FEW), await make(**FEW)]
 
     assert await granted(both, 64, 3) == 20
@@ -120,7 +120,7 @@ async def test_tokens_of_an_answer_at_one_frontend_are_owed_at_the_other_and_at_
         assert refused.limits["remaining-tokens"] == "0"
 
 
-async def test_a_client_that_leaves_while_redis_is_asked_gets_back_what_it_paid(make: Make, server: Any) -> None:
+async def test_a_client_that_leaves_during_the_redis_call_is_refunded(make: Make, server: Any) -> None:
     frontend = await make(concurrent_requests=1, tokens_per_minute=0.001, burst_tokens=100, **FEW)
     server.freeze()
     asked = asyncio.create_task(frontend.ask(prompt=100))
@@ -171,7 +171,7 @@ async def test_a_request_that_takes_long_counts_for_as_long(make: Make, server: 
     permit.release(0)
 
 
-async def test_one_that_ends_gives_all_back_at_once_and_everything_expires(make: Make, server: Any) -> None:
+async def test_a_closing_frontend_releases_everything_and_its_records_expire(make: Make, server: Any) -> None:
     one, two = [await make({"ttl": 3600.0}, concurrent_requests=1) for _ in range(2)]
     permit = await one.ask("secret-key", tenant="secret-tenant")
     await two.refused("secret-key")
@@ -187,7 +187,7 @@ async def test_one_that_ends_gives_all_back_at_once_and_everything_expires(make:
         assert "secret" not in str([(key, client.hgetall(key)) for key in keys])
 
 
-async def test_each_frontend_keeps_the_limits_for_itself_while_redis_is_away_and_tells_what_was_spent(
+async def test_each_frontend_limits_alone_without_redis_and_reports_afterwards(
     make: Make, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     both = [await make(QUICK, **FEW), await make(QUICK, **FEW)]
@@ -208,7 +208,7 @@ async def test_each_frontend_keeps_the_limits_for_itself_while_redis_is_away_and
     assert told.count("rate limits are shared again") == 2
 
 
-async def test_every_request_is_let_in_while_redis_is_away_if_the_settings_say_so(make: Make, server: Any) -> None:
+async def test_on_outage_allow_admits_every_request(make: Make, server: Any) -> None:
     frontend = await make(QUICK | {"on_outage": "allow"}, concurrent_requests=5, **FEW)
     server.kill()
     await until(away(frontend))
@@ -225,7 +225,7 @@ async def test_every_request_is_let_in_while_redis_is_away_if_the_settings_say_s
     assert await granted([frontend], 1, 30) >= 19
 
 
-async def test_what_has_a_limit_is_refused_while_redis_is_away_if_the_settings_say_so(make: Make, server: Any) -> None:
+async def test_on_outage_refuse_rejects_limited_requests(make: Make, server: Any) -> None:
     frontend = await make(QUICK | {"on_outage": "refuse"}, limits=[{"keys": ["a"], **FEW}])
     held = await frontend.ask()
     server.kill()
@@ -242,7 +242,7 @@ async def test_what_has_a_limit_is_refused_while_redis_is_away_if_the_settings_s
 
 
 @pytest.mark.parametrize(("policy", "outcome"), [("local", None), ("allow", None), ("refuse", ServiceOverloaded)])
-async def test_a_request_that_asks_when_redis_hangs_goes_by_the_policy(
+async def test_a_hanging_redis_follows_the_outage_policy(
     policy: str, outcome: type[Exception] | None, make: Make, server: Any
 ) -> None:
     frontend = await make({"on_outage": policy, "timeout": 0.2}, **FEW)
@@ -282,7 +282,7 @@ async def test_a_server_that_was_emptied_or_lost_its_scripts_is_used_again(make:
     permit.release(0)
 
 
-async def test_a_wrong_password_stops_no_request_and_is_told_once(
+async def test_a_wrong_password_blocks_no_request_and_is_logged_once(
     make: Make, make_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -296,7 +296,7 @@ async def test_a_wrong_password_stops_no_request_and_is_told_once(
     assert "hunter2" not in caplog.text + repr(frontend.admission.config)
 
 
-async def test_the_permissions_that_the_readme_names_are_enough_and_fewer_are_told(
+async def test_the_permissions_of_the_readme_suffice_and_fewer_are_reported(
     make: Make, server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, _, text = README.read_text().partition("ACL SETUSER dynamo ")
@@ -323,7 +323,7 @@ async def test_prefixes_databases_and_rules_keep_counts_apart(make: Make) -> Non
     assert await granted([await make(limits=[{"name": "second", **FEW}])], 1, 25) == 20
 
 
-async def test_what_a_stranger_wrote_harms_nothing(make: Make, server: Any) -> None:
+async def test_foreign_values_in_a_bucket_do_no_harm(make: Make, server: Any) -> None:
     frontend = await make(concurrent_requests=5, **FEW)
     await frontend.answer()
     with redis.Redis(port=server.port) as client:

@@ -57,7 +57,7 @@ def test_thresholds_that_change_count_from_then_on() -> None:
 
 
 @pytest.mark.parametrize("ask", ["before tokenization", "after it"])
-async def test_a_refusal_says_when_to_come_back_as_the_model_drains(ask: str) -> None:
+async def test_the_retry_after_of_a_refusal_follows_the_models_drain_rate(ask: str) -> None:
     policy = admission(Values())
     pool = Pool("seven77", "aggregated")
     pool.add(Instance(instance_id=1), ModelCard(name="seven77", instance_id=1))
@@ -95,7 +95,7 @@ def make_pool() -> Callable[..., Any]:
     return make
 
 
-async def test_where_no_worker_is_in_service_the_router_is_left_to_say_so(make_pool: Callable[..., Any]) -> None:
+async def test_requests_pass_to_the_router_without_workers_in_service(make_pool: Callable[..., Any]) -> None:
     policy, pool = admission(Values()), make_pool(2)
     for number in (1, 2):
         pool.add(Instance(instance_id=number, state="cordoned"), pool.cards[number])

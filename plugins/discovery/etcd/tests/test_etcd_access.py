@@ -38,7 +38,7 @@ def guard(etcd: Any) -> None:
         etcd.ask(f"/v3/auth/{path}", body)
 
 
-async def test_with_a_login_everything_works_and_the_secret_is_never_told(
+async def test_discovery_works_with_a_login_and_never_shows_the_secret(
     etcd: Any, make: Any, see: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -97,7 +97,7 @@ async def test_authentication_may_be_switched_on_while_processes_run(etcd: Any, 
         (LOGIN | {"prefix": "others"}, r"^discovery\.username: .*permission denied; the plugin's README"),
     ],
 )
-async def test_a_login_that_does_not_do_is_told_at_the_start_with_the_remedy(
+async def test_a_wrong_login_is_a_config_error_with_a_remedy(
     etcd: Any, make: Any, login: dict[str, Any], told: str
 ) -> None:
     guard(etcd)
@@ -139,7 +139,7 @@ async def test_a_cluster_that_is_not_there_is_waited_for_and_then_named(make_on:
         (503, '{"error": "etcdserver: no leader", "code": 14, "message": "etcdserver: no leader"}', True),
     ],
 )
-async def test_a_service_that_is_no_etcd_is_told_from_a_cluster_that_fails(
+async def test_a_foreign_service_is_told_from_a_failing_cluster(
     make_on: Any, status: int, body: str, is_etcd: bool
 ) -> None:
     async def answer(request: web.BaseRequest) -> web.Response:

@@ -19,7 +19,7 @@ PATIENT = {"ttl": 4.0, "heartbeat": 0.3}
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["with its data", "empty"])
-async def test_after_etcd_is_killed_and_started_again_everybody_is_back_under_the_same_id(
+async def test_after_a_restart_of_etcd_leases_return_with_the_same_id(
     etcd: Any, make: Any, see: Any, empty: bool
 ) -> None:
     owner, seen = make(**PATIENT), see(make(**PATIENT))
@@ -46,9 +46,7 @@ async def test_after_etcd_is_killed_and_started_again_everybody_is_back_under_th
     assert not lease.lost.is_set()
 
 
-async def test_when_somebody_empties_a_running_etcd_nobody_is_told_as_gone_who_comes_back(
-    etcd: Any, make: Any, see: Any
-) -> None:
+async def test_an_emptied_etcd_reports_no_returning_lease_as_gone(etcd: Any, make: Any, see: Any) -> None:
     one, other, dies, seen = make(**PATIENT), make(**PATIENT), make(**PATIENT), see(make(**PATIENT))
     await (await one.lease()).put("a", b"1")
     await (await other.lease()).put("b", b"2")
@@ -64,7 +62,7 @@ async def test_when_somebody_empties_a_running_etcd_nobody_is_told_as_gone_who_c
     assert seen.kinds.count(WatchKind.DELETE) == 1
 
 
-async def test_who_died_while_etcd_was_away_is_gone_after_it_is_back(etcd: Any, make: Any, see: Any) -> None:
+async def test_a_process_that_died_during_an_outage_is_gone_after_it(etcd: Any, make: Any, see: Any) -> None:
     short = {"ttl": 2.0, "timeout": 1.0}
     dies, stays, seen = make(**short), make(**short), see(make(**short))
     await (await dies.lease()).put("dies", b"")
@@ -81,9 +79,7 @@ async def test_who_died_while_etcd_was_away_is_gone_after_it_is_back(etcd: Any, 
     await seen.shows({"stays": b""})
 
 
-async def test_leases_that_expire_while_nobody_can_renew_them_are_not_told_as_gone(
-    etcd: Any, make: Any, see: Any
-) -> None:
+async def test_leases_that_expire_during_an_outage_are_not_reported_as_gone(etcd: Any, make: Any, see: Any) -> None:
     owner, seen = make(**PATIENT), see(make(**PATIENT))
     lease = await owner.lease()
     await lease.put("a", b"1")
@@ -101,9 +97,7 @@ async def test_leases_that_expire_while_nobody_can_renew_them_are_not_told_as_go
     assert WatchKind.DELETE not in seen.kinds
 
 
-async def test_a_lease_that_somebody_has_ended_and_a_record_that_somebody_has_removed_come_back(
-    etcd: Any, make: Any, see: Any
-) -> None:
+async def test_revoked_leases_and_deleted_records_come_back(etcd: Any, make: Any, see: Any) -> None:
     lease = await make().lease()
     await lease.put("a", b"1")
     seen = see(make())
@@ -146,9 +140,7 @@ async def test_removing_a_key_that_another_has_taken_leaves_it_with_the_other(ma
     assert seen.records == {"a": b"second"}
 
 
-async def test_what_changed_before_a_compaction_while_the_watch_was_down_is_told(
-    etcd: Any, make: Any, see: Any
-) -> None:
+async def test_changes_before_a_compaction_are_reported_after_a_reconnect(etcd: Any, make: Any, see: Any) -> None:
     other, seen = make(), see(make())
     for number in range(5):
         await other.put_value(f"k{number}", b"old")

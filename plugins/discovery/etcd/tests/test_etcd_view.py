@@ -99,7 +99,7 @@ class Model:
 
 
 @given(steps)
-def test_a_view_agrees_with_the_store_once_it_has_heard_everything(history: list[tuple[str, str, int]]) -> None:
+def test_a_view_with_all_events_equals_the_store(history: list[tuple[str, str, int]]) -> None:
     model = Model()
     for action, key, lease in history:
         model.now += 0.1
@@ -112,7 +112,7 @@ def test_a_view_agrees_with_the_store_once_it_has_heard_everything(history: list
     assert model.told.is_fresh()
 
 
-def test_a_store_that_has_gone_back_in_time_was_emptied_and_nobody_is_taken_for_dead_for_a_ttl() -> None:
+def test_a_store_with_an_older_revision_counts_as_emptied_and_keeps_records_for_a_ttl() -> None:
     view = View(TTL)
     view.listed(Listing(7, 50, {"a": Record(1, 50, b"1")}), 0, 0.0)
 
@@ -121,7 +121,7 @@ def test_a_store_that_has_gone_back_in_time_was_emptied_and_nobody_is_taken_for_
     assert view.tick(1.0 + TTL) == [WatchEvent(WatchKind.DELETE, "a"), WatchEvent(WatchKind.FRESH)]
 
 
-def test_a_store_that_somebody_empties_leaves_the_view_as_it_was_until_everybody_is_back() -> None:
+def test_an_emptied_store_keeps_the_view_until_leases_return() -> None:
     view = View(TTL)
     view.listed(Listing(7, 50, {key: Record(lease, 50, b"1") for lease, key in enumerate("abc", 1)}), 0, 0.0)
 
@@ -143,7 +143,7 @@ def test_records_of_leases_that_end_are_gone_at_once(lease: int, revision: int) 
     assert gone == [WatchEvent(WatchKind.DELETE, "a"), WatchEvent(WatchKind.DELETE, "b")]
 
 
-def test_another_cluster_is_noticed_whatever_its_revision() -> None:
+def test_another_cluster_is_noticed_at_any_revision() -> None:
     view = View(TTL)
     view.listed(Listing(7, 5, {"a": Record(1, 5, b"1")}), 0, 0.0)
 

@@ -38,7 +38,7 @@ def test_without_a_path_the_folder_is_below_the_hosts_temp_folder_and_per_user()
 
 
 @as_root
-async def test_a_folder_of_somebody_else_is_refused(make: Make, tmp_path: Path) -> None:
+async def test_a_folder_of_another_user_is_refused(make: Make, tmp_path: Path) -> None:
     (tmp_path / "discovery").mkdir(mode=0o700)
     os.chown(tmp_path / "discovery", 12345, 12345)
 

@@ -14,7 +14,7 @@ from dynamo_plugin_discovery_file.folder import RECORDS
 
 
 @pytest.mark.parametrize("jump", [-86400.0, -1.0, 2.0, 3600.0])
-async def test_a_jump_of_the_hosts_clock_kills_nobody(host: Any, jump: float) -> None:
+async def test_a_jump_of_the_hosts_clock_expires_no_lease(host: Any, jump: float) -> None:
     view, lease = host.view(), host.lease()
     await lease.put("a", b"1")
     host.run(5)
@@ -40,7 +40,7 @@ async def test_after_a_jump_of_the_clock_the_dead_still_vanish(host: Any, jump: 
     assert view.records == {}
 
 
-async def test_a_process_that_comes_after_a_jump_sees_the_living_after_one_heartbeat(host: Any) -> None:
+async def test_a_process_started_after_a_clock_jump_sees_live_leases_after_a_heartbeat(host: Any) -> None:
     lease = host.lease()
     await lease.put("a", b"1")
     host.time.jump(3600.0)
@@ -52,7 +52,7 @@ async def test_a_process_that_comes_after_a_jump_sees_the_living_after_one_heart
     assert late.records == {"a": b"1"}
 
 
-async def test_a_watcher_that_was_stopped_itself_takes_nobody_for_dead(host: Any) -> None:
+async def test_a_suspended_watcher_declares_no_lease_dead(host: Any) -> None:
     view, lease = host.view(), host.lease()
     await lease.put("a", b"1")
     host.run(1)
@@ -118,7 +118,7 @@ async def test_the_last_to_put_a_key_owns_it(host: Any, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("wiped", ["the folder", "what is in it"])
-async def test_when_the_folder_is_wiped_leases_register_again_and_nobody_is_told_lies(host: Any, wiped: str) -> None:
+async def test_leases_register_again_after_a_wiped_folder_without_false_events(host: Any, wiped: str) -> None:
     view, gone = host.view(), host.lease()
     leases = [host.lease() for _ in range(5)]
     for number, lease in enumerate([*leases, gone]):
@@ -144,7 +144,7 @@ async def test_when_the_folder_is_wiped_leases_register_again_and_nobody_is_told
     assert view.records == {f"key/{number}": str(number).encode() for number in range(5)}
 
 
-async def test_a_folder_wiped_and_made_anew_between_two_looks_is_noticed(host: Any) -> None:
+async def test_a_folder_recreated_between_two_polls_is_noticed(host: Any) -> None:
     view, lease = host.view(), host.lease()
     await lease.put("a", b"1")
     host.run(1)
@@ -173,7 +173,7 @@ async def test_a_folder_without_its_format_is_mended_by_the_next_heartbeat(host:
     assert view.kinds == [WatchKind.STALE, WatchKind.FRESH]
 
 
-async def test_a_change_that_leaves_the_directorys_time_as_it_was_is_seen(host: Any) -> None:
+async def test_a_change_with_an_unchanged_directory_time_is_seen(host: Any) -> None:
     view, lease = host.view(), host.lease()
     await lease.put("a", b"1")
     view.poll()

@@ -55,9 +55,7 @@ async def test_a_lease_stays_alive_while_the_event_loop_is_blocked(make: Make) -
     assert not lease.lost.is_set()
 
 
-async def test_a_watch_of_a_folder_that_cannot_be_read_says_so_and_goes_on_when_it_can(
-    make: Make, tmp_path: Path
-) -> None:
+async def test_a_watch_of_an_unreadable_folder_is_stale_and_recovers(make: Make, tmp_path: Path) -> None:
     discovery = make(poll=0.02)
     (tmp_path / "discovery").write_text("in the way")
 

@@ -40,7 +40,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     return Looks(monkeypatch)
 
 
-async def test_a_record_that_is_put_anew_is_seen_at_the_next_look_by_reading_it_alone(host: Any, looks: Looks) -> None:
+async def test_a_rewritten_record_costs_one_read_at_the_next_poll(host: Any, looks: Looks) -> None:
     view, lease = host.view(), host.lease()
     for number in range(20):
         await lease.put(f"k{number}", b"1")
@@ -69,7 +69,7 @@ async def test_files_are_looked_at_thoroughly_three_times_in_a_ttl_and_not_often
 
 
 @pytest.mark.parametrize("at", [0, 3, 9])
-async def test_a_look_that_fails_in_its_middle_forgets_nothing(host: Any, looks: Looks, at: int) -> None:
+async def test_a_poll_that_fails_midway_forgets_nothing(host: Any, looks: Looks, at: int) -> None:
     view = host.view()
     leases = [host.lease() for _ in range(10)]
     for number, lease in enumerate(leases):

@@ -69,7 +69,7 @@ async def test_the_role_of_the_readme_is_enough_for_everything(api: Any, make: A
 
 
 @pytest.mark.parametrize(("verb", "resource"), sorted(documented_role() - {("get", "pods")}))
-async def test_a_permission_that_is_missing_is_told_at_the_start(api: Any, make: Any, verb: str, resource: str) -> None:
+async def test_a_missing_permission_is_a_config_error(api: Any, make: Any, verb: str, resource: str) -> None:
     api.tokens["role"] = documented_role() - {(verb, resource)}
 
     with pytest.raises(
@@ -139,15 +139,13 @@ def test_a_token_is_read_again_before_the_old_one_ends_and_survives_a_moment_wit
 
 
 @pytest.mark.parametrize("how", [{"token": "unknown"}, {"token": None}], ids=["unknown", "none"])
-async def test_a_token_that_is_refused_is_told_with_the_remedy_and_not_shown(
-    api: Any, make: Any, how: dict[str, Any]
-) -> None:
+async def test_a_refused_token_is_a_config_error_that_hides_it(api: Any, make: Any, how: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^discovery\.token: Kubernetes at http.* refuses the token") as raised:
         await make(**how).start()
     assert "unknown" not in str(raised.value)
 
 
-async def test_a_namespace_that_does_not_exist_is_told_with_the_remedy(api: Any, make: Any) -> None:
+async def test_a_missing_namespace_is_a_config_error_with_a_remedy(api: Any, make: Any) -> None:
     with pytest.raises(ConfigError, match=r'^discovery\.namespace: .*namespaces "nowhere" not found; make it'):
         await make(namespace="nowhere").start()
 
@@ -157,7 +155,7 @@ async def test_a_server_that_is_not_there_is_waited_for_and_then_named(make: Any
         await make(url="http://127.0.0.1:1", start_timeout=0.1).start()
 
 
-async def test_a_server_that_is_none_of_kubernetes_is_told_with_the_remedy(make: Any, aiohttp_page: str) -> None:
+async def test_a_foreign_server_is_a_config_error_with_a_remedy(make: Any, aiohttp_page: str) -> None:
     with pytest.raises(ConfigError, match=r"^discovery\.url: .*no object of Kubernetes; it must be the API server"):
         await make(url=aiohttp_page).start()
 
@@ -178,7 +176,7 @@ async def aiohttp_page() -> Any:
     await runner.cleanup()
 
 
-def test_in_a_pod_everything_comes_from_the_service_account(
+def test_in_a_pod_access_comes_from_the_service_account(
     account: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(accesses, "SERVICE_ACCOUNT", account)

@@ -19,7 +19,7 @@ STALE, FRESH = WatchKind.STALE, WatchKind.FRESH
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["with its data", "empty"])
-async def test_after_the_server_was_away_for_longer_than_the_ttl_everybody_is_back_under_the_same_id(
+async def test_after_an_outage_over_the_ttl_leases_return_with_the_same_id(
     api: Any, make: Any, see: Any, empty: bool
 ) -> None:
     owner, seen = make(ttl=1.0, timeout=0.3, lost_after=0.1), see(make(ttl=1.0, timeout=0.3))
@@ -47,7 +47,7 @@ async def test_after_the_server_was_away_for_longer_than_the_ttl_everybody_is_ba
     assert not lease.lost.is_set()
 
 
-async def test_who_died_while_the_server_was_away_is_gone_after_it_is_back(api: Any, make: Any, see: Any) -> None:
+async def test_a_process_that_died_during_an_outage_is_gone_after_it(api: Any, make: Any, see: Any) -> None:
     dies, stays, seen = make(), make(), see(make())
     await (await dies.lease(1.0)).put("dies", b"")
     await (await stays.lease(1.0)).put("stays", b"")
@@ -63,7 +63,7 @@ async def test_who_died_while_the_server_was_away_is_gone_after_it_is_back(api: 
 
 
 @pytest.mark.parametrize("by_status", [False, True], ids=["told as an event", "told as a status"])
-async def test_when_the_server_has_forgotten_what_changed_everything_is_read_anew_and_nothing_is_stale(
+async def test_an_expired_watch_version_causes_a_new_listing_without_staleness(
     api: Any, make: Any, see: Any, by_status: bool
 ) -> None:
     api.gone_by_status = by_status
@@ -86,7 +86,7 @@ async def test_when_the_server_has_forgotten_what_changed_everything_is_read_ane
     assert STALE not in seen.kinds
 
 
-async def test_a_watch_whose_connection_breaks_goes_on_where_it_was_left_off(api: Any, make: Any, see: Any) -> None:
+async def test_a_broken_watch_resumes_at_its_version(api: Any, make: Any, see: Any) -> None:
     other, seen = make(), see(make())
     await other.put_value("a", b"1")
     await seen.shows({"a": b"1"})
@@ -138,9 +138,7 @@ async def test_watches_that_fall_silent_are_found_out_and_opened_anew(api: Any, 
     assert STALE not in seen.kinds
 
 
-async def test_a_live_lease_that_the_watch_does_not_tell_of_is_asked_for_before_it_counts_as_dead(
-    api: Any, make: Any, see: Any
-) -> None:
+async def test_a_lease_without_watch_events_is_read_before_it_counts_as_dead(api: Any, make: Any, see: Any) -> None:
     lease, seen = await make().lease(1.0), see(make(ttl=60.0))
     await lease.put("a", b"1")
     await seen.shows({"a": b"1"})
@@ -266,7 +264,7 @@ async def test_leases_and_records_vanish_with_their_pod(api: Any, make: Any, see
     assert api.names("leases") == api.names("configmaps") == []
 
 
-async def test_what_a_dead_process_has_left_is_cleared_away_by_the_others(
+async def test_objects_of_a_dead_process_are_deleted_by_others(
     api: Any, make: Any, see: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "CLEAR_AFTER", 1.2)
@@ -317,7 +315,7 @@ async def test_long_listings_come_in_pages_and_are_begun_anew_if_the_server_forg
     await see(make()).shows({f"k{number}": b"" for number in range(7)})
 
 
-async def test_other_systems_and_namespaces_are_not_seen(api: Any, make: Any, see: Any) -> None:
+async def test_other_prefixes_and_namespaces_are_invisible(api: Any, make: Any, see: Any) -> None:
     api.namespaces.add("elsewhere")
     await make(prefix="other").put_value("a", b"1")
     await make(namespace="elsewhere").put_value("b", b"2")

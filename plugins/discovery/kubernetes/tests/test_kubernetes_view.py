@@ -119,7 +119,7 @@ class Model:
 
 
 @given(steps)
-def test_a_view_agrees_with_the_store_once_it_has_heard_everything(history: list[tuple[str, int, str]]) -> None:
+def test_a_view_with_all_events_equals_the_store(history: list[tuple[str, int, str]]) -> None:
     model = Model()
     for action, holder, key in history:
         model.now += 0.1
@@ -153,7 +153,7 @@ def test_a_lease_that_was_renewed_after_all_lives_and_one_that_comes_back_shows_
     assert view.settle() == [WatchEvent(PUT, "a", b"")]
 
 
-def test_a_lease_that_is_seen_first_is_judged_by_its_time_with_allowance_for_clocks_that_differ() -> None:
+def test_a_new_lease_is_judged_by_its_renew_time_with_clock_skew() -> None:
     view = View(TTL)
     now = 1000.0
     old, skewed = lease(1, 2, now - TTL - SKEW - 1), lease(2, 3, now - TTL - SKEW + 1)
@@ -163,7 +163,7 @@ def test_a_lease_that_is_seen_first_is_judged_by_its_time_with_allowance_for_clo
     ]
 
 
-def test_a_store_that_has_gone_back_in_time_was_emptied_and_nobody_is_taken_for_dead_for_a_ttl() -> None:
+def test_a_store_with_an_older_revision_counts_as_emptied_and_keeps_records_for_a_ttl() -> None:
     view = View(TTL)
     read(view, [lease(1, 2)], [record(3, 1, "a"), record(4, NO_LEASE, "value")], 50, 0.0)
 
@@ -173,7 +173,7 @@ def test_a_store_that_has_gone_back_in_time_was_emptied_and_nobody_is_taken_for_
     assert view.tick(1.0 + TTL) == [WatchEvent(DELETE, "a"), WatchEvent(FRESH)]
 
 
-def test_what_is_removed_right_after_an_outage_is_told_as_gone_after_a_ttl() -> None:
+def test_records_removed_right_after_an_outage_are_gone_after_a_ttl() -> None:
     view = View(TTL)
     read(view, [lease(1, 2)], [record(3, 1, "a")], 5, 0.0)
     assert view.failed() == [WatchEvent(STALE)]

@@ -8,7 +8,7 @@ from dynamo_core import WatchEvent, WatchKind
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 
 
-async def test_a_watch_tells_changes_in_order(directory: MemoryDiscovery) -> None:
+async def test_a_watch_reports_changes_in_order(directory: MemoryDiscovery) -> None:
     lease = await directory.lease()
     async with aclosing(directory.watch("")) as events:
         assert (await anext(events)).kind is WatchKind.SYNCED

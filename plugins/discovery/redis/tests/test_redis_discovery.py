@@ -92,9 +92,7 @@ async def test_a_lease_that_the_server_goes_on_refusing_is_lost_and_one_without_
 # A store that forgets.
 
 
-async def test_a_store_that_is_emptied_leaves_the_view_as_it_was_until_everybody_is_back(
-    server: Any, make: Any
-) -> None:
+async def test_an_emptied_store_keeps_the_view_until_leases_return(server: Any, make: Any) -> None:
     one, other = make(), make()
     lease = await one.lease()
     await lease.put("a", b"1")
@@ -112,7 +110,7 @@ async def test_a_store_that_is_emptied_leaves_the_view_as_it_was_until_everybody
     assert last == [WatchEvent(WatchKind.PUT, "c", b"3")]
 
 
-async def test_who_does_not_come_back_to_an_emptied_store_is_told_as_gone(server: Any, make: Any) -> None:
+async def test_a_lease_that_does_not_return_to_an_emptied_store_is_gone(server: Any, make: Any) -> None:
     one, other = make(), make()
     await (await one.lease()).put("a", b"1")
     one._heartbeats.stop(5)
@@ -127,9 +125,7 @@ async def test_who_does_not_come_back_to_an_emptied_store_is_told_as_gone(server
     assert seen[1].key == "a"
 
 
-async def test_after_a_wipe_a_dead_worker_is_gone_within_its_own_lifetime_however_long_others_live(
-    server: Any, make: Any
-) -> None:
+async def test_after_a_wipe_a_dead_worker_is_gone_within_its_own_ttl(server: Any, make: Any) -> None:
     short = {"ttl": 1.0, "timeout": 0.4}
     dead, alive, watching = make(**short), make(**short), make(**short)
     await (await dead.lease()).put("dead", b"1")
@@ -160,7 +156,7 @@ def test_trying_out_a_server_leaves_nothing_that_outlives_a_lease(make_server: A
         assert 0 < client.pttl(lease) <= 4000
 
 
-async def test_a_record_that_somebody_removed_from_the_store_comes_back(server: Any, make: Any) -> None:
+async def test_a_deleted_record_is_written_again(server: Any, make: Any) -> None:
     discovery = make()
     lease = await discovery.lease()
     await lease.put("a", b"1")
@@ -175,7 +171,7 @@ async def test_a_record_that_somebody_removed_from_the_store_comes_back(server: 
             assert await anext(events) == WatchEvent(WatchKind.PUT, "a", b"1")
 
 
-async def test_changes_are_heard_of_again_after_a_restart_without_waiting_for_a_poll(server: Any, make: Any) -> None:
+async def test_change_notifications_resume_after_a_restart(server: Any, make: Any) -> None:
     writer, reader = make(), make(ttl=30, poll=15)
     async with aclosing(reader.watch("")) as events:
         await until(events, WatchKind.SYNCED)
@@ -245,7 +241,7 @@ async def test_a_wrong_login_is_an_error_of_the_configuration(
     assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
 
-async def test_the_permissions_that_the_readme_names_are_enough_and_fewer_are_told(make_server: Any, make: Any) -> None:
+async def test_the_permissions_of_the_readme_suffice_and_fewer_are_reported(make_server: Any, make: Any) -> None:
     found = re.search(r"ACL SETUSER dynamo (.*?)```", README.read_text(), re.DOTALL)
     assert found is not None
     rules = found[1].replace("\\\n", " ").replace("…", "secret").split()

@@ -26,7 +26,7 @@ async def reader(config: RedisConfig) -> AsyncIterator[Reader]:
     await reader.aclose()
 
 
-async def test_a_look_brings_what_has_changed_since_the_last(config: RedisConfig, reader: Reader) -> None:
+async def test_a_read_returns_the_changes_since_the_last(config: RedisConfig, reader: Reader) -> None:
     with closing(Store(config)) as store:
         store.register(1, 60, {"a": b"1", "b": b"2"})
         store.register(2, 30, {})

@@ -109,7 +109,7 @@ def test_the_prefix_unused_for_longest_is_evicted_first_and_from_its_end() -> No
     assert listener.events[-1].data == KvRemoved([old[0]])
 
 
-def test_without_hashes_nothing_is_shared_kept_or_told() -> None:
+def test_blocks_without_hashes_are_neither_shared_nor_cached_nor_announced() -> None:
     pool = BlockPool(4)
     listener = Listener(pool)
     held = BlockTable(pool, SIZE, None)
@@ -123,7 +123,7 @@ def test_without_hashes_nothing_is_shared_kept_or_told() -> None:
     assert (pool.used, pool.cached, pool.free, listener.events) == (0, 0, 4, [])
 
 
-def test_clearing_forgets_what_is_cached() -> None:
+def test_clearing_drops_cached_blocks() -> None:
     pool = BlockPool(4)
     listener = Listener(pool)
     use(pool, [1, 1, 2, 2])

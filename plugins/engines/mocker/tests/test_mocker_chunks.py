@@ -61,5 +61,5 @@ async def test_an_answer_of_no_tokens_is_one_item_with_chunks_too() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "said"), [("x", False), ("x then y", False), ("x x", True), ("xyxyx", True)])
-def test_an_entry_of_a_script_counts_what_it_matches(prompt: str, said: bool) -> None:
+def test_a_script_entry_matches_its_count_of_occurrences(prompt: str, said: bool) -> None:
     assert ScriptEntry(match="x", times=2, text="twice").fits(prompt) is said

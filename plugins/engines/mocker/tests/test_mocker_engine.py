@@ -48,7 +48,7 @@ async def generate(engine: MockerEngine, token_ids: list[int], max_tokens: int =
     return [token async for item in engine.generate(asked, context()) for token in item.token_ids]
 
 
-async def test_start_tells_the_capacities() -> None:
+async def test_start_returns_the_capacities() -> None:
     engine = make(
         WorkerConfig(model_name="m", served_model_name="public"), num_gpu_blocks=10, block_size=8, data_parallel_size=2
     )
@@ -87,7 +87,7 @@ async def test_requests_before_start_and_after_cleanup_are_refused() -> None:
         await generate(engine, [1])
 
 
-async def test_a_failed_start_says_what_is_wrong_with_the_folder(tmp_path: Path) -> None:
+async def test_a_failed_start_names_the_fault_of_the_folder(tmp_path: Path) -> None:
     engine = make(WorkerConfig(model_path=str(tmp_path)))
 
     with pytest.raises(Exception, match=r"tokenizer\.json"):
@@ -281,7 +281,7 @@ def test_settings_that_make_no_sense_are_refused_by_name(keys: dict[str, Any], w
         MockerConfig(**keys)
 
 
-def test_the_readme_tells_every_setting_and_its_default() -> None:
+def test_the_readme_lists_every_setting_and_its_default() -> None:
     readme = (Path(inspect.getfile(dynamo_plugin_engine_mocker)).parents[2] / "README.md").read_text()
 
     for name, value in json.loads(MockerConfig().model_dump_json()).items():
@@ -289,7 +289,7 @@ def test_the_readme_tells_every_setting_and_its_default() -> None:
         assert re.search(rf"^\| `{name}` \| `{re.escape(told)}` \|", readme, re.M), name
 
 
-async def test_the_readme_tells_every_metric() -> None:
+async def test_the_readme_lists_every_metric() -> None:
     readme = (Path(inspect.getfile(dynamo_plugin_engine_mocker)).parents[2] / "README.md").read_text()
     metrics = Metrics()
     async with running() as engine:

@@ -56,5 +56,5 @@ class TestDecode(EngineConformance):
     ],
     ids=str,
 )
-async def test_it_does_so_with_other_settings(keys: dict[str, object]) -> None:
+async def test_the_mocker_passes_the_kit_with_other_settings(keys: dict[str, object]) -> None:
     assert (await run_conformance(factory(DisaggregationMode.AGGREGATED, **keys))).passed

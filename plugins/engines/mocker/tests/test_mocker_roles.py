@@ -85,7 +85,7 @@ NOTHING = ActiveLoad(7, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("max_tokens", [None, 1, 50])
-async def test_a_prefill_worker_makes_one_token_and_hands_over_whatever_is_asked_for(max_tokens: int | None) -> None:
+async def test_a_prefill_worker_generates_one_token_and_hands_over(max_tokens: int | None) -> None:
     asked = ask([*range(40, 64)], max_tokens)
     async with running(AGGREGATED) as engine:
         whole = await read(engine, asked)
@@ -135,7 +135,7 @@ async def test_a_prefill_worker_has_the_prefix_cache_the_events_and_the_timing_o
         ({"output": "script", "script": [{"text": "AB"}]}, {}, FinishReason.LENGTH, [65]),
     ],
 )
-async def test_an_answer_that_is_complete_after_the_prefill_says_so(
+async def test_an_answer_complete_after_prefill_has_a_finish_reason(
     keys: dict[str, Any], change: dict[str, Any], reason: FinishReason, tokens: list[int]
 ) -> None:
     asked = msgspec.structs.replace(ask([70, 71, 72], None), **change)
@@ -287,7 +287,7 @@ async def test_first_step_of_decoding_follows_the_transfer(
     assert clock.time() == pytest.approx(transfer + decode_ms(20 / (16384 * 64)) / 1000 / speedup)
 
 
-async def test_a_transfer_holds_blocks_and_leaves_those_who_decode_alone() -> None:
+async def test_a_kv_transfer_holds_blocks_without_delaying_decodes() -> None:
     clock = VirtualClock()
     async with running(PREFILL) as prefill:
         short, long = [await hop(prefill, ask([token] * size, 100)) for token, size in ((65, 4), (66, 40))]
@@ -330,7 +330,7 @@ async def test_a_request_that_waits_for_a_slot_of_a_decode_worker_is_no_prefill_
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5])
-async def test_those_whose_cache_has_come_take_a_token_each_of_the_budget_of_their_first_step(seconds: float) -> None:
+async def test_transferred_requests_take_one_token_of_the_step_budget(seconds: float) -> None:
     clock = VirtualClock()
     keys: dict[str, Any] = {"kv_transfer_bandwidth": 1, "kv_bytes_per_token": int(seconds * 1e8)}
     all_three = [await handed(ask([token] * 10, 3)) for token in (65, 66, 67)]
@@ -361,7 +361,7 @@ async def test_blocks_that_a_decode_worker_holds_already_do_not_come_again() -> 
     assert cached(again) == 0
 
 
-async def test_the_usage_of_a_decode_worker_tells_what_the_prefill_worker_found() -> None:
+async def test_a_decode_workers_usage_has_the_prefill_workers_cached_tokens() -> None:
     asked = await handed(ask([*range(40)], 1))
     assert asked.prefill_result is not None
     asked.prefill_result.prompt_tokens_details = {"cached_tokens": 32}
@@ -372,7 +372,7 @@ async def test_the_usage_of_a_decode_worker_tells_what_the_prefill_worker_found(
     assert (item.completion_usage.prompt_tokens, item.completion_usage.cached_tokens) == (40, 32)
 
 
-async def test_who_gives_way_on_a_decode_worker_is_computed_there() -> None:
+async def test_a_preempted_request_is_recomputed_on_its_decode_worker() -> None:
     metrics = Metrics()
     keys: dict[str, Any] = {"block_size": 4, "num_gpu_blocks": 8, "enable_prefix_caching": False}
     async with running(AGGREGATED) as whole, running(PREFILL) as prefill, running(DECODE, **keys) as decode:
@@ -407,7 +407,7 @@ async def test_a_decode_worker_publishes_its_load_and_no_events() -> None:
     assert loads[-1] == NOTHING
 
 
-async def test_a_decode_worker_says_how_it_can_be_probed() -> None:
+async def test_a_decode_worker_offers_its_probe_payload() -> None:
     async with running(DECODE) as decode, running(PREFILL) as prefill:
         payload = await decode.health_check_payload()
         item = await read(decode, msgspec.convert(payload, PreprocessedRequest))
@@ -444,7 +444,7 @@ async def reach_an_answer(engine: MockerEngine, clock: VirtualClock) -> None:
         (DECODE, reach_an_answer),
     ],
 )
-async def test_leaving_in_any_phase_of_any_role_gives_everything_back(
+async def test_cancelling_in_any_phase_of_any_role_releases_everything(
     mode: DisaggregationMode, way: str, phase: Callable[[MockerEngine, VirtualClock], Any]
 ) -> None:
     clock = VirtualClock()
@@ -511,7 +511,7 @@ async def test_the_life_of_an_engine_is_the_same_in_every_role(mode: Disaggregat
     assert (EMBED in config.capabilities) is (mode is not PREFILL)
 
 
-async def test_only_a_prefill_worker_says_where_it_can_be_met() -> None:
+async def test_only_a_prefill_worker_has_a_bootstrap_address() -> None:
     host, port = ADDRESS
     told = []
     for mode, replica in ((PREFILL, 0), (PREFILL, 2), (DECODE, 0), (AGGREGATED, 0)):
@@ -568,7 +568,7 @@ async def pair() -> AsyncIterator[Pair]:
         yield Pair(prefill, decode, clock, rooms)
 
 
-async def test_a_decode_worker_waits_for_the_prefill_that_is_under_way() -> None:
+async def test_a_decode_worker_waits_for_the_running_prefill() -> None:
     asked = ask([65] * 40, 10)
     async with running(AGGREGATED) as engine:
         whole = await read(engine, asked)
@@ -599,7 +599,7 @@ async def test_a_decode_worker_that_comes_after_the_prefill_goes_on_at_once() ->
         assert len(both.rooms) == 0
 
 
-async def test_rooms_are_told_apart() -> None:
+async def test_bootstrap_rooms_are_separate() -> None:
     asked = ask([65] * 40, 3)
     async with pair() as both:
         await read(both.prefill, in_room(asked, 1))
@@ -612,7 +612,7 @@ async def test_rooms_are_told_apart() -> None:
         assert len((await other).token_ids) == 3
 
 
-async def test_a_decode_worker_hears_that_the_prefill_was_given_up() -> None:
+async def test_a_cancelled_prefill_fails_its_decode() -> None:
     asked = in_room(ask([65] * 400))
     async with pair() as both:
         ctx = context()
@@ -628,7 +628,7 @@ async def test_a_decode_worker_hears_that_the_prefill_was_given_up() -> None:
         assert (len(both.rooms), both.decode.loads, both.prefill.loads) == (0, [NOTHING], [NOTHING])
 
 
-async def test_a_decode_worker_hears_that_the_prefill_worker_has_ended() -> None:
+async def test_a_stopped_prefill_worker_fails_its_decodes() -> None:
     async with pair() as both:
         second = asyncio.ensure_future(read(both.decode, in_room(ask([65]))))
         await turns()
@@ -662,7 +662,7 @@ async def test_a_request_that_vanishes_in_a_room_leaves_it() -> None:
         assert len(both.rooms) == 0
 
 
-async def test_nobody_waits_in_a_room_for_ever() -> None:
+async def test_waiting_in_a_room_times_out() -> None:
     rooms = BootstrapRooms(*ADDRESS, timeout=0.01)
     try:
         with pytest.raises(BackendError.ConnectionTimeout, match=r"room 5 did not end within 0\.01 s"):
@@ -672,7 +672,7 @@ async def test_nobody_waits_in_a_room_for_ever() -> None:
         rooms.close()
 
 
-async def test_rooms_that_no_decode_worker_comes_to_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unused_rooms_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "MAX_ROOMS", 2)
     asked = ask([65])
     async with pair() as both:

@@ -62,7 +62,7 @@ async def times(
     return list(await asyncio.gather(*map(arrivals, prompts)))
 
 
-async def test_what_was_cached_is_told_with_the_first_item_since_the_last_may_not_be_waited_for() -> None:
+async def test_cached_tokens_are_reported_with_the_first_item() -> None:
     async with running(block_size=16) as engine:
         await read(engine, ask([65] * 64, 1))
         first, *others = [item async for item in engine.generate(ask([65] * 64, 4), context())]
@@ -135,7 +135,7 @@ async def test_decoding_slows_down_with_the_tokens_in_the_cache_and_shared_block
     assert gaps == pytest.approx([decode_ms(tokens / 80) for tokens in held])
 
 
-async def test_tokens_found_in_the_cache_are_not_computed_and_are_told_in_the_usage() -> None:
+async def test_cached_tokens_are_not_computed_and_are_in_the_usage() -> None:
     clock = VirtualClock()
     prompt = [*range(200)]
     async with running(clock=clock, block_size=16) as engine:
@@ -190,9 +190,7 @@ async def test_requests_wait_until_there_are_blocks_for_their_prompt() -> None:
 
 
 @pytest.mark.parametrize(("mode", "order"), [("lifo", ["old", "new"]), ("fifo", ["new", "old"])])
-async def test_when_blocks_run_out_the_one_that_gives_way_ends_last_and_loses_nothing(
-    mode: str, order: list[str]
-) -> None:
+async def test_a_request_preempted_for_blocks_ends_last_and_loses_nothing(mode: str, order: list[str]) -> None:
     ended: list[str] = []
     metrics = Metrics()
 
@@ -213,7 +211,7 @@ async def test_when_blocks_run_out_the_one_that_gives_way_ends_last_and_loses_no
     assert metrics.registry.get_sample_value("dynamo_mocker_preemptions", {"dp_rank": "0"}) == 1
 
 
-async def test_who_gave_way_goes_before_those_who_have_not_run_yet() -> None:
+async def test_preempted_requests_run_before_new_ones() -> None:
     ended: list[int] = []
 
     async def run(number: int, tokens: int) -> None:
@@ -227,7 +225,7 @@ async def test_who_gave_way_goes_before_those_who_have_not_run_yet() -> None:
     assert ended == [0, 2, 1]
 
 
-async def test_a_paused_request_gives_way_too_and_goes_on_when_it_is_read() -> None:
+async def test_a_paused_request_is_preempted_and_resumes_when_read() -> None:
     async with running(
         speedup_ratio=0, block_size=64, num_gpu_blocks=34, preemption_mode="fifo", context_length=4096
     ) as engine:
@@ -304,7 +302,7 @@ async def test_ranks_keep_their_own_caches_clocks_and_event_numbers() -> None:
     assert [type(event.data) for event in events[1]] == [KvStored, KvStored, KvCleared]
 
 
-async def test_loads_are_told_as_they_change_and_end_at_nothing() -> None:
+async def test_load_changes_are_published_down_to_zero() -> None:
     loads: list[ActiveLoad] = []
     async with running(block_size=4, max_num_batched_tokens=8) as engine:
         (source,) = await engine.load_sources()
@@ -322,7 +320,7 @@ async def test_loads_are_told_as_they_change_and_end_at_nothing() -> None:
     ]
 
 
-async def test_the_metrics_tell_computed_and_cached_tokens_and_blocks() -> None:
+async def test_the_metrics_count_computed_and_cached_tokens_and_blocks() -> None:
     metrics = Metrics()
     async with running(block_size=4, data_parallel_size=2) as engine:
         await engine.setup_metrics(metrics)

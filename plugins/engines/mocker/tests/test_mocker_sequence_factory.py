@@ -165,9 +165,7 @@ def test_without_printable_any_token_but_the_end_is_drawn() -> None:
 
 
 @pytest.mark.parametrize(("asked", "given_tokens"), [(None, 16), (3, 3), (9999, 8192 - 5), (0, 0)])
-def test_the_length_is_the_asked_one_the_default_or_what_the_context_leaves(
-    asked: int | None, given_tokens: int
-) -> None:
+def test_the_length_is_max_tokens_the_default_or_the_rest_of_the_context(asked: int | None, given_tokens: int) -> None:
     item = answer(RANDOM, ask("hello", max_tokens=asked))
 
     assert len(item.token_ids) == given_tokens

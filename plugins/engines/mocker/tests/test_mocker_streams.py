@@ -131,7 +131,7 @@ async def test_a_stream_that_is_never_read_holds_nothing() -> None:
         await items.aclose()
 
 
-async def test_nothing_is_produced_beyond_the_backlog_of_a_reader_who_stays_away() -> None:
+async def test_production_stops_at_the_backlog_of_an_absent_reader() -> None:
     async with running(speedup_ratio=0) as engine, aclosing(stream(engine, request(5000))) as items:
         await anext(items)
         await turns(2 * MAX_BACKLOG)
@@ -170,7 +170,7 @@ async def test_cleanup_before_the_first_step_ends_streams_too() -> None:
             await first
 
 
-async def test_draining_refuses_new_requests_and_lets_running_ones_finish() -> None:
+async def test_draining_refuses_new_requests_and_finishes_running_ones() -> None:
     async with running() as engine, aclosing(stream(engine, request(10))) as items:
         first = await anext(items)
 

@@ -70,7 +70,7 @@ async def test_a_speedup_of_0_takes_no_time() -> None:
     assert await arrivals(MockerConfig(speedup_ratio=0)) == [0, 0, 0, 0]
 
 
-async def test_a_fixed_interval_holds_for_every_step_whatever_the_speedup() -> None:
+async def test_a_fixed_interval_ignores_the_speedup() -> None:
     times = await arrivals(MockerConfig(fixed_itl_ms=7, speedup_ratio=3))
 
     assert times == pytest.approx([7, 14, 21, 28])
@@ -131,7 +131,7 @@ async def test_the_schedule_begins_anew_after_idling() -> None:
     assert clock.time() == pytest.approx(2000.02, abs=1e-6)
 
 
-async def test_a_request_that_is_over_or_gone_leaves_the_cache() -> None:
+async def test_an_ended_or_cancelled_request_frees_its_blocks() -> None:
     clock = VirtualClock()
     config = MockerConfig(block_size=10, num_gpu_blocks=10, enable_prefix_caching=False)
     engine = MockerEngine(config, WorkerConfig(), clock=clock)
@@ -157,7 +157,7 @@ async def test_a_request_that_is_over_or_gone_leaves_the_cache() -> None:
     await engine.cleanup()
 
 
-async def test_of_several_sleepers_the_earliest_deadline_wakes_first() -> None:
+async def test_the_sleeper_with_the_earliest_deadline_wakes_first() -> None:
     clock = VirtualClock()
     woken: list[tuple[float, float]] = []
 
@@ -170,7 +170,7 @@ async def test_of_several_sleepers_the_earliest_deadline_wakes_first() -> None:
     assert woken == [(10, 10), (10, 10), (20, 20), (30, 30)]
 
 
-async def test_a_cancelled_sleeper_holds_up_nobody() -> None:
+async def test_a_cancelled_sleeper_delays_no_other() -> None:
     clock = VirtualClock()
     clock.pause()
     early = asyncio.ensure_future(clock.sleep_until(5))
@@ -194,7 +194,7 @@ async def test_starting_takes_the_startup_time() -> None:
     assert clock.deadlines == [35.0]
 
 
-async def test_the_real_clock_goes_forward_and_lets_others_run() -> None:
+async def test_the_real_clock_advances_and_yields_to_other_tasks() -> None:
     clock = MonotonicClock()
     ran = asyncio.Event()
     asyncio.get_running_loop().call_soon(ran.set)

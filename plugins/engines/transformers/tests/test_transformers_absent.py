@@ -16,7 +16,7 @@ from dynamo_testing.tiny_model import make_tokenizer_folder
 
 
 @pytest.mark.skipif(find_spec("torch") is not None, reason="the library is installed")
-def test_a_server_without_the_library_says_what_to_install_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_library_is_one_line_with_the_remedy(tmp_path: Path) -> None:
     folder = make_tokenizer_folder(tmp_path / "a-model", vocab_size=400)
     command = ["serve", "--engine", "transformers", "--model", str(folder), "--http-port", "0"]
 
@@ -31,12 +31,12 @@ def test_a_server_without_the_library_says_what_to_install_in_one_line(tmp_path:
     assert "Traceback" not in done.stderr
 
 
-async def test_an_engine_without_a_model_asks_for_one() -> None:
+async def test_an_engine_without_a_model_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"workers\.laptop\.model\.path: .* needs the model's folder"):
         await TransformersEngine(TransformersConfig(), WorkerConfig(worker="laptop")).start(1)
 
 
-async def test_there_is_no_half_of_it() -> None:
+async def test_prefill_and_decode_roles_are_refused() -> None:
     worker = WorkerConfig(model_path="x", disaggregation_mode=DisaggregationMode.DECODE)
 
     with pytest.raises(ConfigError, match="no prefill and decode roles"):

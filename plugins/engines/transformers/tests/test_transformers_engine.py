@@ -52,7 +52,7 @@ class TestContract(EngineConformance):
     [{"max_num_seqs": 1}, {"enable_prefix_caching": False}, {"attention": "eager"}, {"kv_cache_tokens": 512}],
     ids=str,
 )
-async def test_it_keeps_the_contract_with_other_settings(model_folder: Path, settings: dict[str, Any]) -> None:
+async def test_the_engine_passes_the_kit_with_other_settings(model_folder: Path, settings: dict[str, Any]) -> None:
     assert (await run_conformance(lambda: make(model_folder, context_length=128, **settings))).passed
 
 
@@ -109,7 +109,7 @@ async def test_many_requests_at_once_have_the_tokens_of_the_library_alone(
     assert len({tuple(tokens(items)) for items in answers}) == len(prompts)
 
 
-async def test_the_model_says_how_large_it_is(model_folder: Path) -> None:
+async def test_start_returns_the_size_of_the_model(model_folder: Path) -> None:
     engine = make(model_folder, max_num_seqs=7)
     config = await engine.start(1)
     await engine.cleanup()
@@ -118,7 +118,7 @@ async def test_the_model_says_how_large_it_is(model_folder: Path) -> None:
     assert (config.kv_cache_block_size, config.total_kv_blocks, config.max_num_seqs) == (32, 128, 7)
 
 
-async def test_a_context_is_never_longer_than_what_the_cache_holds(model_folder: Path) -> None:
+async def test_the_context_is_bounded_by_the_cache(model_folder: Path) -> None:
     engine = make(model_folder, kv_cache_tokens=128)
     config = await engine.start(1)
 
@@ -188,7 +188,7 @@ async def test_log_probabilities_come_with_their_tokens(engine: TransformersEngi
 
 
 @pytest.mark.parametrize(("caching", "told"), [(True, (0, 32)), (False, (None, None))])
-async def test_tokens_of_the_prompt_that_were_cached_are_told_with_the_first_item(
+async def test_cached_tokens_are_reported_with_the_first_item(
     model_folder: Path, caching: bool, told: tuple[int | None, int | None]
 ) -> None:
     engine = make(model_folder, block_size=16, enable_prefix_caching=caching)
@@ -252,7 +252,7 @@ async def test_when_the_librarys_thread_dies_requests_end_and_new_ones_are_refus
         await said(engine, PROMPT)
 
 
-async def test_a_cleanup_ends_what_runs(model_folder: Path) -> None:
+async def test_cleanup_ends_running_requests(model_folder: Path) -> None:
     engine = make(model_folder)
     await engine.start(1)
     asking = asyncio.ensure_future(said(engine, PROMPT, **greedy(400)))
@@ -279,7 +279,7 @@ async def test_a_folder_without_a_model_is_named(tmp_path: Path, model_folder: P
 
 
 @pytest.mark.parametrize(("said", "kept"), [(None, "1"), ("0", "0")])
-def test_attention_that_plans_for_each_new_size_comes_last_unless_the_environment_says_otherwise(
+def test_cudnn_attention_is_deprioritized_unless_set_in_the_environment(
     model_folder: Path, monkeypatch: pytest.MonkeyPatch, said: str | None, kept: str
 ) -> None:
     monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", said or "")

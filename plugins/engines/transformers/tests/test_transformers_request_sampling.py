@@ -47,7 +47,7 @@ def sampling(caching: bool = True, defaults: dict[str, float] | None = None, **r
     ],
     ids=str,
 )
-def test_what_cannot_be_honoured_is_refused_by_name(request_fields: dict[str, Any], field: str) -> None:
+def test_unsupported_sampling_options_are_refused_by_name(request_fields: dict[str, Any], field: str) -> None:
     with pytest.raises(BackendError.InvalidArgument, match=f"`{field}` cannot be honoured") as caught:
         sampling(**request_fields)
 
@@ -58,7 +58,7 @@ def test_a_salt_is_no_matter_where_nothing_is_shared() -> None:
     assert sampling(caching=False, routing=RoutingHints(cache_salt="x")).prompt == [1, 2, 3]
 
 
-def test_what_is_not_said_is_as_the_models_own_file_says_and_a_request_wins(tmp_path: Path) -> None:
+def test_generation_config_gives_defaults_and_the_request_overrides_them(tmp_path: Path) -> None:
     said = {"temperature": 0.6, "top_k": 20, "top_p": "odd", "eos_token_id": 7}
     (tmp_path / "generation_config.json").write_text(json.dumps(said))
     defaults = model_defaults(str(tmp_path))
@@ -74,7 +74,7 @@ def test_what_is_not_said_is_as_the_models_own_file_says_and_a_request_wins(tmp_
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])
-def test_a_file_that_is_not_there_or_is_broken_says_nothing(tmp_path: Path, text: str | None) -> None:
+def test_a_missing_or_broken_generation_config_is_ignored(tmp_path: Path, text: str | None) -> None:
     if text is not None:
         (tmp_path / "generation_config.json").write_text(text)
 
@@ -88,7 +88,7 @@ def test_every_kind_of_stop_token_ends_the_answer_unless_the_end_is_to_be_ignore
     assert sampling(stop_conditions=StopConditions(ignore_eos=True), eos_token_ids=[3]).stop_ids == frozenset()
 
 
-def test_bans_go_by_what_has_been_said() -> None:
+def test_bans_depend_on_the_produced_tokens() -> None:
     asked = RequestSampling(prompt=[1], stop_ids=frozenset({5}), min_tokens=2, bad_words=[[7], [3, 4]])
     first = asked.banned()
     asked.produced += [9, 3]

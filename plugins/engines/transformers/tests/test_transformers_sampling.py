@@ -57,7 +57,7 @@ def test_draws_have_the_frequencies_of_the_softmax() -> None:
     ],
     ids=str,
 )
-def test_only_what_the_options_leave_is_drawn(how: dict[str, Any], possible: set[int]) -> None:
+def test_only_tokens_within_the_options_are_drawn(how: dict[str, Any], possible: set[int]) -> None:
     torch.manual_seed(2)
 
     assert set(drawn(500, **how)) == possible
@@ -76,7 +76,7 @@ def test_requests_of_one_step_do_not_touch_each_other() -> None:
     assert [sampling.produced for sampling in samplings] == [[0], [5], [2], [0]]
 
 
-def test_a_seed_says_the_same_whatever_else_is_in_the_step_and_however_far_the_prompt_has_grown() -> None:
+def test_a_seed_is_reproducible_in_any_batch_and_after_migration() -> None:
     def say(count: int, sampling: RequestSampling, *others: RequestSampling) -> list[int]:
         for _ in range(count):
             sample(torch, rows(sampling, *others), [sampling, *others])
@@ -94,7 +94,7 @@ def test_a_seed_says_the_same_whatever_else_is_in_the_step_and_however_far_the_p
     assert other != whole
 
 
-def test_penalties_make_what_was_said_less_likely() -> None:
+def test_penalties_lower_produced_tokens() -> None:
     presence = RequestSampling(prompt=[5], temperature=0, presence_penalty=1.5, produced=[0])
     frequency = RequestSampling(prompt=[5], temperature=0, frequency_penalty=0.6, produced=[0, 0])
     repetition = RequestSampling(prompt=[0], temperature=0, repetition_penalty=3.0)

@@ -26,7 +26,7 @@ def test_an_address_without_a_path_means_v1(given: str, base: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["host:8000", "ftp://host", "http://", f"{URL}/v1?x=1", "http://host:no", "http://h:0"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_url_is_refused(url: str) -> None:
     with pytest.raises(ValidationError, match="is not an address"):
         UpstreamConfig(url=url)
 

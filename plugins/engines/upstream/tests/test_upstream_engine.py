@@ -93,7 +93,7 @@ async def test_without_a_server_the_start_fails(start: Any) -> None:
         await start(url)
 
 
-async def test_there_is_no_half_of_an_upstream() -> None:
+async def test_prefill_and_decode_roles_are_refused() -> None:
     worker = WorkerConfig(model_name="ours", disaggregation_mode=DisaggregationMode.PREFILL)
 
     with pytest.raises(ConfigError, match="no prefill and decode roles"):
@@ -115,7 +115,7 @@ async def test_the_key_goes_with_every_request_and_never_into_a_message(peer: An
     assert caught.value.message == "what a key, Bearer …"
 
 
-async def test_a_wrong_key_is_told_at_the_start(peer: Any, start: Any) -> None:
+async def test_a_wrong_api_key_is_a_config_error(peer: Any, start: Any) -> None:
     peer.models_status = 401
 
     with pytest.raises(ConfigError, match="see `api_key`"):
@@ -134,9 +134,7 @@ async def test_the_trace_of_the_request_goes_on_at_the_server(peer: Any, start: 
 
 
 @pytest.mark.parametrize("forwards", [False, True])
-async def test_headers_of_the_client_go_to_the_server_only_if_the_config_says_so(
-    peer: Any, start: Any, forwards: bool
-) -> None:
+async def test_client_headers_are_forwarded_only_if_configured(peer: Any, start: Any, forwards: bool) -> None:
     worker = await start(peer.url, forward_headers=forwards)
     told = {"x-team": "blue", "content-length": "1", "host": "elsewhere", "x-request-id": "theirs"}
 
@@ -149,7 +147,7 @@ async def test_headers_of_the_client_go_to_the_server_only_if_the_config_says_so
     assert int(headers["content-length"]) > 1
 
 
-async def test_a_probe_asks_for_the_models_and_for_no_answer(peer: Any, start: Any) -> None:
+async def test_a_probe_lists_the_models_without_generating(peer: Any, start: Any) -> None:
     worker = await start(peer.url)
     probe = PreprocessedRequest(token_ids=[1], is_probe=True)
 
@@ -213,7 +211,7 @@ async def test_an_end_without_a_reason_and_without_the_mark_is_no_end(peer: Any,
         await (await start(peer.url)).answer()
 
 
-async def test_a_server_that_does_not_stream_is_told_apart(peer: Any, start: Any) -> None:
+async def test_a_server_that_does_not_stream_is_an_error(peer: Any, start: Any) -> None:
     async def whole(peer: Any, http: web.Request, body: Any) -> Any:
         return web.json_response({"choices": []})
 
@@ -246,7 +244,7 @@ async def hang_after_a_word(peer: Any, http: web.Request, body: Any) -> Any:
         (hang_after_a_word, {"silence_timeout": 0.2}),
     ],
 )
-async def test_silence_ends_at_its_deadline_and_the_server_is_let_go(
+async def test_a_silent_server_times_out_and_its_connection_closes(
     peer: Any, start: Any, answer: Any, limits: dict[str, float]
 ) -> None:
     peer.answer = answer

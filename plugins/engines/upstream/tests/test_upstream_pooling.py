@@ -95,7 +95,9 @@ class TestContract(EngineConformance):
         (("score", "rerank"), {"multi_choice", "score", "rerank"}),
     ],
 )
-async def test_the_config_says_what_the_server_has(peer: Any, types: tuple[str, ...], capabilities: set[str]) -> None:
+async def test_the_configured_types_become_capabilities(
+    peer: Any, types: tuple[str, ...], capabilities: set[str]
+) -> None:
     engine = make(peer.url, *types)
 
     config = await engine.start(1)
@@ -128,7 +130,7 @@ async def test_scores_come_from_the_route_for_pairs(everything: Any, engine: Any
     assert len(everything.connections) == 1
 
 
-async def test_a_server_that_only_sorts_gives_its_scores_too(everything: Any) -> None:
+async def test_a_rerank_only_server_gives_scores_too(everything: Any) -> None:
     engine = make(everything.url, "rerank")
     await engine.start(1)
 

@@ -100,7 +100,7 @@ def test_an_ended_choice_may_be_repeated_without_content_while_others_go_on() ->
     assert [item.index for item in items] == [1, 0]
 
 
-def test_a_choice_without_a_reason_has_stopped_if_the_server_says_that_it_is_done() -> None:
+def test_a_done_choice_without_a_finish_reason_has_stopped() -> None:
     answer = ResponseReader(2)
     items = answer.read(json.dumps(choice(delta={"content": "whole"})).encode())
     items += answer.read(json.dumps(choice("length", index=1, delta={"content": "cut"})).encode())
@@ -114,7 +114,7 @@ def test_a_choice_without_a_reason_has_stopped_if_the_server_says_that_it_is_don
     assert answer.complete
 
 
-def test_a_choice_that_the_server_never_spoke_of_is_missing_although_it_says_that_it_is_done() -> None:
+def test_a_done_answer_with_a_missing_choice_is_incomplete() -> None:
     answer = ResponseReader(2)
     answer.read(json.dumps(choice(delta={"content": "whole"})).encode())
 
@@ -123,7 +123,7 @@ def test_a_choice_that_the_server_never_spoke_of_is_missing_although_it_says_tha
 
 
 @pytest.mark.parametrize("data", [b"{", b"7", b'{"choices":[{"index":9,"delta":{}}]}', b'{"choices":[3]}'])
-def test_what_cannot_be_understood_ends_the_answer(data: bytes) -> None:
+def test_a_malformed_chunk_ends_the_answer(data: bytes) -> None:
     with pytest.raises(BackendError.StreamIncomplete):
         ResponseReader(1).read(data)
 
@@ -137,7 +137,7 @@ def test_text_after_the_end_of_a_choice_is_refused_and_an_empty_repetition_is_no
         answer.read(json.dumps(choice(delta={"content": "more"})).encode())
 
 
-def test_an_error_in_the_stream_is_raised_with_what_it_says() -> None:
+def test_an_error_chunk_is_raised_with_its_message() -> None:
     with pytest.raises(ServerError) as caught:
         ResponseReader(1).read(b'{"error": {"message": "no", "code": 429}}')
 

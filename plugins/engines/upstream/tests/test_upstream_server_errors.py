@@ -38,11 +38,11 @@ def test_each_status_has_its_type(status: int, kind: type[DynamoError]) -> None:
 @pytest.mark.parametrize(
     "error", [{"message": "The model `x` does not exist."}, {"param": "model"}, {"code": "model_not_found"}]
 )
-def test_a_model_that_is_gone_sends_the_request_elsewhere(error: dict[str, Any]) -> None:
+def test_a_missing_model_migrates_the_request(error: dict[str, Any]) -> None:
     assert type(status_error(404, error, NAMES)) is BackendError.CannotConnect
 
 
-def test_a_clients_fault_has_the_servers_words_without_what_is_nobodys_business() -> None:
+def test_a_client_fault_keeps_the_servers_message_without_internals() -> None:
     told = (
         "temperature of org/secret-name\nmust be below 2; see http://10.0.0.5:8000/docs or /opt/models/llama/config"
         " (key sk-123456)"
@@ -61,14 +61,14 @@ def test_a_long_message_is_cut_and_one_that_is_missing_is_made_up() -> None:
 
 
 @pytest.mark.parametrize("param", [7, "a b", "x" * 200, None])
-def test_a_field_that_is_no_name_is_not_told(param: object) -> None:
+def test_an_invalid_field_name_is_left_out(param: object) -> None:
     error = status_error(400, {"message": "no", "param": param}, NAMES)
 
     assert isinstance(error, BackendError.InvalidArgument)
     assert error.field is None
 
 
-def test_errors_in_streams_go_by_their_code() -> None:
+def test_stream_errors_are_mapped_by_code() -> None:
     assert type(stream_error({"message": "x", "code": 429}, NAMES)) is WorkerOverloaded
     assert type(stream_error({"message": "x", "code": "server_error"}, NAMES)) is BackendError.Unknown
     assert type(stream_error("it broke", NAMES)) is BackendError.Unknown
@@ -84,5 +84,5 @@ def test_errors_in_streams_go_by_their_code() -> None:
         (b"[1]", None),
     ],
 )
-def test_the_error_is_found_in_whatever_form_servers_give_it(body: bytes, found: Any) -> None:
+def test_error_bodies_of_all_server_forms_are_read(body: bytes, found: Any) -> None:
     assert error_object(body) == found

@@ -64,7 +64,7 @@ def test_a_worker_that_is_killed_leaves_nothing_behind(number: signal.Signals) -
     assert until(lambda: not Path(folder).exists())
 
 
-def test_processes_are_marked_and_told_and_nothing_of_it_stays_in_the_environment() -> None:
+def test_child_processes_are_marked_without_changing_our_environment() -> None:
     children = ChildProcesses()
     try:
         child = children.build(lambda: subprocess.Popen(["sleep", "600"]), {"TOLD_TO_VLLM": "yes"})

@@ -44,7 +44,7 @@ def test_later_blocks_name_the_one_before_them() -> None:
     assert second == KvStored([KvBlock(71, block_hashes([3, 4], SIZE)[0])], parent_hash=70)
 
 
-def test_removed_and_cleared_are_told() -> None:
+def test_removals_and_clears_are_reported() -> None:
     told = changes(stored([70, 71], [1, 2, 3, 4]), removed(71), CLEARED)
 
     assert told[1:] == [KvRemoved([71]), KvCleared()]
@@ -82,7 +82,7 @@ def test_kinds_and_fields_that_are_not_known_are_passed_over() -> None:
         {"extra_keys": [["salt", "more"]]},
     ],
 )
-def test_blocks_that_no_prompt_of_token_ids_can_use_are_left_out_with_what_follows_them(more: dict[str, Any]) -> None:
+def test_blocks_with_extra_keys_are_left_out_with_their_children(more: dict[str, Any]) -> None:
     assert changes(stored([70], [1, 2], **more), stored([71], [3, 4], parent=70), removed(70, 71)) == []
 
 
@@ -102,7 +102,7 @@ def test_a_block_with_copies_is_removed_with_the_last_of_them() -> None:
     assert translator.changes([removed(70)]) == []
 
 
-def test_what_leaves_another_medium_is_not_gone_from_the_device() -> None:
+def test_removals_from_other_media_are_ignored() -> None:
     assert len(changes(stored([70], [1, 2]), removed(70, medium="CPU"))) == 1
 
 
@@ -140,13 +140,13 @@ def test_a_batch_that_comes_twice_counts_once() -> None:
     assert told(0, 1, 0, 1, 2) == told(0, 1, 2)
 
 
-def test_a_batch_that_is_lost_for_good_clears_the_cache_and_leaves_out_what_hangs_in_the_air() -> None:
+def test_a_lost_batch_clears_the_cache_and_drops_orphaned_blocks() -> None:
     events = told(0, 2, 3)
 
     assert [type(event.data) for event in events] == [KvStored, KvCleared, KvStored]
 
 
-def test_the_end_of_the_engine_clears_what_it_held() -> None:
+def test_the_end_of_the_engine_clears_its_blocks() -> None:
     events: list[KvEvent] = []
     sequencer = EventSequencer(0, EventTranslator(SIZE), events.append)
     sequencer.end()
@@ -158,7 +158,7 @@ def test_the_end_of_the_engine_clears_what_it_held() -> None:
 
 
 @given(st.lists(st.integers(0, len(BATCHES) - 1), max_size=20))
-def test_whatever_comes_a_follower_knows_no_more_than_the_engine_holds(numbers: list[int]) -> None:
+def test_followers_never_know_more_blocks_than_the_engine_holds(numbers: list[int]) -> None:
     events = told(*numbers)
     assert [event.event_id for event in events] == list(range(len(events)))
 

@@ -43,7 +43,7 @@ def test_used_blocks_are_vllms_share_of_all_blocks(rank: Rank) -> None:
         assert (loads[-1].kv_used_blocks, loads[-1].active_decode_blocks) == (25, 25)
 
 
-def test_nothing_is_used_once_nothing_runs_though_there_is_no_further_step(rank: Rank) -> None:
+def test_the_load_is_zero_once_no_request_runs(rank: Rank) -> None:
     loads = told(rank)
     with rank.request(10):
         rank.record(stats(0.5))

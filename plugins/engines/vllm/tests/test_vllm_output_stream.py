@@ -123,7 +123,7 @@ async def test_a_request_that_may_still_receive_its_cache_is_freed_after_its_fir
     await freed_after_its_first_output(request, tasks)
 
 
-async def test_it_is_asked_for_though_it_was_stopped_before_so_that_the_cache_is_fetched(tasks: TaskSet) -> None:
+async def test_a_held_request_stopped_early_still_runs_to_fetch_its_cache(tasks: TaskSet) -> None:
     request, ctx = Request(), mock_context()
     ctx.stop_generating()
 
@@ -132,7 +132,7 @@ async def test_it_is_asked_for_though_it_was_stopped_before_so_that_the_cache_is
     await freed_after_its_first_output(request, tasks)
 
 
-async def test_so_it_is_when_the_reader_is_cancelled(tasks: TaskSet) -> None:
+async def test_a_held_request_with_a_cancelled_reader_is_freed_after_its_first_output(tasks: TaskSet) -> None:
     request = Request()
     await cancelled(request, reading_of(request, tasks, hold=True))
 
@@ -146,7 +146,7 @@ async def test_a_reader_that_is_cancelled_frees_the_request_at_once_otherwise(ta
     assert request.freed
 
 
-async def test_what_is_held_back_is_freed_when_the_engine_ends(tasks: TaskSet) -> None:
+async def test_held_requests_are_freed_at_the_end_of_the_engine(tasks: TaskSet) -> None:
     request, ctx = Request(), mock_context()
     reader = asyncio.create_task(read(reading_of(request, tasks, hold=True), ctx))
     await request.waiting.wait()

@@ -42,7 +42,7 @@ def test_new_tokens_are_items_and_the_last_has_reason_and_usage() -> None:
     assert (counts.prompt_tokens, counts.completion_tokens, counts.total_tokens, counts.cached_tokens) == (3, 3, 6, 2)
 
 
-def test_what_was_cached_is_told_with_the_first_item_since_the_last_may_not_be_waited_for() -> None:
+def test_cached_tokens_are_reported_with_the_first_item() -> None:
     reading = answer()
 
     items = [*reading.items(output(completion([10, 11]), cached=2)), *reading.items(output(completion([12]), cached=2))]
@@ -53,7 +53,7 @@ def test_what_was_cached_is_told_with_the_first_item_since_the_last_may_not_be_w
     assert (counts.prompt_tokens, counts.completion_tokens, counts.cached_tokens) == (3, 2, 2)
 
 
-def test_an_output_that_says_nothing_is_no_item() -> None:
+def test_an_empty_output_makes_no_item() -> None:
     assert answer().items(output(completion([]))) == []
 
 
@@ -113,7 +113,7 @@ def test_with_no_alternatives_asked_for_only_the_chosen_tokens_have_numbers() ->
     assert (item.log_probs, item.top_logprobs) == ([-1.0], [[]])
 
 
-def test_a_stopped_request_says_how_many_tokens_there_were() -> None:
+def test_a_stopped_request_reports_its_usage() -> None:
     reading = answer()
     reading.items(output(completion([10, 11])))
 
@@ -124,7 +124,7 @@ def test_a_stopped_request_says_how_many_tokens_there_were() -> None:
     assert item.completion_usage.completion_tokens == 2
 
 
-def test_a_decode_worker_tells_what_the_prefill_worker_had_cached() -> None:
+def test_a_decode_worker_reports_the_prefill_workers_cached_tokens() -> None:
     result = PrefillResult(disaggregated_params={}, prompt_tokens_details={"cached_tokens": 64})
     request = PreprocessedRequest(token_ids=[1], prefill_result=result)
     reading = OutputConverter(request, handoff.cached_tokens(request))
@@ -146,7 +146,7 @@ def test_a_handoff_comes_back_as_it_was_given() -> None:
     assert taken == {"remote_block_ids": [[1, 2]], "remote_port": 5600, "remote_engine_id": "x"}
 
 
-def test_nothing_to_hand_over_is_a_handoff_too() -> None:
+def test_an_empty_handoff_is_accepted() -> None:
     result = PrefillResult(disaggregated_params=handoff.outgoing(None))
 
     assert handoff.incoming(PreprocessedRequest(token_ids=[1], prefill_result=result)) is None
@@ -155,6 +155,6 @@ def test_nothing_to_hand_over_is_a_handoff_too() -> None:
 @pytest.mark.parametrize(
     "result", [None, PrefillResult(disaggregated_params={}), PrefillResult(disaggregated_params=3)]
 )
-def test_a_decode_worker_refuses_what_no_vllm_worker_has_prefilled(result: PrefillResult | None) -> None:
+def test_a_decode_worker_refuses_a_foreign_prefill_result(result: PrefillResult | None) -> None:
     with pytest.raises(BackendError.InvalidArgument, match="prefill_result"):
         handoff.incoming(PreprocessedRequest(token_ids=[1], prefill_result=result))

@@ -50,7 +50,7 @@ def test_every_sampling_option_keeps_its_name_and_value() -> None:
     assert asked(sampling_options=SamplingOptions(**options)).params.items() >= options.items()
 
 
-def test_what_the_request_leaves_open_comes_from_the_models_generation_config() -> None:
+def test_generation_config_fills_options_absent_from_the_request() -> None:
     defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 50}
     params = asked(defaults=defaults, sampling_options=SamplingOptions(temperature=0.0)).params
 
@@ -127,7 +127,7 @@ def test_a_prefill_worker_makes_one_token_that_cannot_end_the_answer() -> None:
     assert asking == SamplingArgs({"temperature": 0.0, "max_tokens": 1, "min_tokens": 1})
 
 
-def test_a_decode_worker_gets_the_clients_own_wishes() -> None:
+def test_a_decode_worker_keeps_the_clients_options() -> None:
     assert asked(DECODE, stop_conditions=StopConditions(max_tokens=5)).params["max_tokens"] == 5
 
 
@@ -146,7 +146,7 @@ def test_a_decode_worker_gets_the_clients_own_wishes() -> None:
         ({"extra_args": {"prompt_embeds": "…"}}, "prompt_embeds"),
     ],
 )
-def test_what_this_engine_does_not_do_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+def test_unsupported_options_are_refused_by_name(fields: dict[str, Any], named: str) -> None:
     with pytest.raises(BackendError.InvalidArgument, match=named):
         asked(**fields)
 

@@ -33,7 +33,7 @@ def given(on_cpu: bool = False, **settings: Any) -> dict[str, Any]:
     return engine_arguments(VllmConfig(**settings), WORKER, on_cpu=on_cpu, known=KNOWN)
 
 
-def test_what_is_set_is_passed_on_and_what_is_not_is_left_to_vllm() -> None:
+def test_only_set_values_are_passed_to_vllm() -> None:
     arguments = given(max_model_len=128, tensor_parallel_size=2, args={"swap_space": 1})
 
     assert arguments.items() >= {"model": "/models/m", "max_model_len": 128, "swap_space": 1}.items()
@@ -48,7 +48,7 @@ def test_whether_a_model_that_answers_nothing_has_a_cache_of_prefixes_is_left_to
     assert given(runner="pooling", enable_prefix_caching=False)["enable_prefix_caching"] is False
 
 
-def test_on_a_cpu_the_cache_has_a_size_that_leaves_memory_to_others() -> None:
+def test_the_cpu_cache_has_a_bounded_default_size() -> None:
     assert given(on_cpu=True)["kv_cache_memory_bytes"] == CPU_CACHE
     assert given(on_cpu=True, kv_cache_memory_bytes=5)["kv_cache_memory_bytes"] == 5
 
@@ -69,7 +69,7 @@ def test_an_argument_that_vllm_does_not_know_is_named_with_a_guess() -> None:
         given(args={"swap_spice": 1})
 
 
-def test_a_worker_that_is_whole_tells_of_its_cache_and_a_decode_worker_does_not() -> None:
+def test_only_workers_that_prefill_publish_kv_events() -> None:
     endpoints = Endpoints.in_folder(Path("/run/x"))
     decode = WorkerConfig(disaggregation_mode=DisaggregationMode.DECODE)
 
@@ -107,7 +107,7 @@ def test_replicas_and_their_ranks_have_ports_of_their_own_for_nixl() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
-def test_without_vllm_one_line_says_what_to_install() -> None:
+def test_a_missing_vllm_is_one_line_with_the_remedy() -> None:
     with pytest.raises(ConfigError) as refused:
         VllmEngine(VllmConfig(), WORKER)
 

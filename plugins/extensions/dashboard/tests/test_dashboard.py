@@ -75,7 +75,7 @@ class TestContract(ExtensionKit):
             assert await status(page, "GET", "/admin/shown") == 401
             assert await status(page, "GET", "/dashboard/settings") == 401
 
-    async def test_an_operator_sees_and_acts(self, host: ExtensionHost) -> None:
+    async def test_an_operator_may_read_and_act(self, host: ExtensionHost) -> None:
         async with browser(host) as page:
             about = await login(page, TOKEN)
             assert about["role"] == "operator"
@@ -85,7 +85,7 @@ class TestContract(ExtensionKit):
             rows = (await told(page, "/dashboard/settings"))["settings"]
             assert {"key": "admin.token", "value": "***", "origin": "kit.yaml:1"} in rows
 
-    async def test_a_viewer_sees_and_does_not_act(self, host: ExtensionHost) -> None:
+    async def test_a_viewer_may_only_read(self, host: ExtensionHost) -> None:
         async with browser(host) as page:
             about = await login(page, VIEWER_TOKEN)
             assert about["role"] == "viewer"

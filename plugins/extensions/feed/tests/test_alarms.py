@@ -28,7 +28,7 @@ def test_all_is_well() -> None:
     assert texts([model(requests=100, failed=5)], [worker()], [FRONTEND]) == []
 
 
-def test_a_model_whose_workers_all_get_nothing_is_critical() -> None:
+def test_a_model_without_routable_workers_is_critical() -> None:
     found = texts([model()], [worker("w-0", "busy"), worker("w-1", "draining", "draining")], [FRONTEND])
 
     assert found == [
@@ -45,7 +45,7 @@ def test_a_model_that_no_frontend_can_serve_is_critical() -> None:
     assert texts([model()], [], []) == []
 
 
-def test_more_than_a_share_of_failures_and_refusals_is_told() -> None:
+def test_failures_and_refusals_over_a_share_raise_an_alarm() -> None:
     found = texts([model(requests=100, failed=26, refused=20)], [worker()], [])
 
     assert found == [

@@ -45,7 +45,7 @@ class TestContract(ExtensionKit):
         for kind in ("prompt", "cached", "output"):
             assert sample(page, "dynamo_frontend_tenant_tokens_total", tenant="default", kind=kind) is not None
 
-    async def test_a_request_is_told_event_by_event(self, host: ExtensionHost) -> None:
+    async def test_a_requests_history_lists_its_events(self, host: ExtensionHost) -> None:
         await self.send_requests(host, "kit-1")
 
         found = await self.json(host, "/admin/requests/kit-1")
@@ -83,7 +83,7 @@ class TestContract(ExtensionKit):
         finally:
             await crowded.aclose()
 
-    async def test_a_frontend_that_tells_its_state_in_another_way_is_named(
+    async def test_a_frontend_with_a_state_of_another_release_is_named(
         self, host: ExtensionHost, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("dynamo_plugin_extension_feed.feed.seen", lambda *args: {"workers": [], "more": 1})

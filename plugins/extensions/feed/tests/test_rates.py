@@ -133,7 +133,7 @@ def test_a_percentile_is_exact_to_a_quarter(latencies: list[float], share: float
     assert exact <= told <= exact * 1.2501
 
 
-def test_what_takes_longer_than_the_last_bound_is_told_as_that() -> None:
+def test_durations_over_the_last_bound_are_reported_as_it() -> None:
     rates = Rates(Clock())
     rates.add(record(first=10 * BOUNDS[-1]))
 

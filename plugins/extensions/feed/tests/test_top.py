@@ -158,7 +158,7 @@ async def test_each_view_has_its_rows(top: Top, size: tuple[int, int]) -> None:
         assert "recent: 2 of 2" in text(top, "#where")
 
 
-async def test_it_sorts_by_each_column_in_turn_and_turns_the_order_round(top: Top) -> None:
+async def test_s_sorts_by_the_next_column_and_r_reverses(top: Top) -> None:
     async with top.run_test() as pilot:
         await pilot.press("r")
         assert names(top) == ["mock-3", "mock-2", "mock-1"]
@@ -219,7 +219,7 @@ async def test_a_thousand_workers_that_all_change_are_shown(top: Top, frontend: 
         assert str(top.query_one(DataTable).get_row_at(999)[3]) == "1"
 
 
-async def test_a_column_grows_with_what_it_has(top: Top, frontend: Frontend) -> None:
+async def test_a_column_grows_with_its_content(top: Top, frontend: Frontend) -> None:
     async with top.run_test(size=(200, 50)) as pilot:
         long = worker(1, name="a-worker-with-a-long-name")
         frontend.state = state(workers=[long])
@@ -230,7 +230,7 @@ async def test_a_column_grows_with_what_it_has(top: Top, frontend: Frontend) -> 
         assert names(top) == ["a-worker-with-a-long-name"]
 
 
-async def test_what_is_open_stays_open_while_the_state_changes(top: Top, frontend: Frontend) -> None:
+async def test_an_open_screen_stays_open_across_refreshes(top: Top, frontend: Frontend) -> None:
     async with top.run_test() as pilot:
         await pilot.press("question_mark")
         frontend.state = state(workers=[worker(9)])
@@ -247,7 +247,7 @@ async def test_what_is_open_stays_open_while_the_state_changes(top: Top, fronten
         ("refuses", r"REFUSED since \d\d:\d\d:\d\d, figures are old: give a token \(401\)"),
     ],
 )
-async def test_a_frontend_that_tells_no_state_stands_in_place_of_the_alarm(
+async def test_an_unreachable_frontend_replaces_the_alarm_line(
     top: Top, frontend: Frontend, fault: str, told: str
 ) -> None:
     async with top.run_test(size=(80, 24)) as pilot:
@@ -279,7 +279,7 @@ async def test_the_time_of_the_first_silence_stays(
 
 
 @pytest.mark.parametrize("workers", [[], [worker(1, status="busy")]])
-async def test_that_no_worker_is_free_looks_wrong(frontend: Frontend, workers: list[Any]) -> None:
+async def test_no_free_worker_is_shown_as_an_error(frontend: Frontend, workers: list[Any]) -> None:
     top = Top(frontend.ask, 3600, state(workers=workers))
     async with top.run_test():
         assert errors(top) == [f"0/{len(workers)} workers"]
@@ -320,7 +320,7 @@ async def test_a_request_has_the_name_of_its_worker(known: dict[str, str], shown
     assert REQUESTS.cells(line("r") | known)[-2] == shown
 
 
-async def test_rows_without_a_value_come_last_whatever_the_order() -> None:
+async def test_rows_without_a_value_come_last_in_any_order() -> None:
     for turned in (False, True):
         assert [row["name"] for row in WORKERS.rows(state(), "", 4, turned)][-1] == "mock-2"
 

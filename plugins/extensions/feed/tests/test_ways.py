@@ -34,7 +34,7 @@ happenings = st.lists(st.tuples(st.sampled_from(["a1", "a2", "b1", "b2"]), st.sa
 
 
 @given(happenings)
-def test_open_requests_stand_where_their_events_say(all_of_them: Sequence[tuple[str, str]]) -> None:
+def test_open_requests_are_counted_by_the_stage_of_their_events(all_of_them: Sequence[tuple[str, str]]) -> None:
     own = Ways(kept=3)
     told: dict[str, list[str]] = {}
     for name, kind in all_of_them:
@@ -54,7 +54,7 @@ def test_open_requests_stand_where_their_events_say(all_of_them: Sequence[tuple[
     assert own.standing() == expected
 
 
-def test_requests_whose_end_was_lost_make_room_and_stand_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_with_a_lost_end_are_dropped_from_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "OPEN", 2)
     own = Ways(kept=3)
     for name in ("a1", "a2", "b1"):

@@ -179,7 +179,7 @@ class TestContract(ExtensionKit):
         ({"OTEL_RESOURCE_ATTRIBUTES": "service.instance.id=all"}, "dynamo-frontend"),
     ],
 )
-async def test_a_stream_says_whose_it_is(
+async def test_a_metric_stream_names_its_service_instance(
     variables: Mapping[str, str], service: str, receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -193,7 +193,7 @@ async def test_a_stream_says_whose_it_is(
     assert resource["service.instance.id"] == f"{host.extension.services.peers.own.frontend_id:x}"
 
 
-async def test_the_environment_says_where_how_often_and_with_which_headers(
+async def test_the_environment_sets_endpoint_interval_and_headers(
     receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
@@ -235,7 +235,7 @@ async def test_with_the_sdk_disabled_nothing_is_sent_or_read(
     assert receiver.received == []
 
 
-async def test_a_collector_that_refuses_is_told_once_and_so_is_its_return(
+async def test_a_refusing_collector_is_logged_once_and_so_is_its_return(
     receiver: OtlpReceiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -140,7 +140,7 @@ async def test_the_system_prompt_comes_first_as_text_or_as_blocks(server: Any) -
         assert await shown(server, system=system) == "system: Be\nkind.\nuser: Hi\nassistant: "
 
 
-async def test_a_conversation_with_tools_and_thoughts_is_what_a_chat_request_would_say(server: Any) -> None:
+async def test_a_conversation_with_tools_and_thinking_becomes_a_chat_request(server: Any) -> None:
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Oslo,"}, {"type": "text", "text": "now?"}]},
         {
@@ -200,13 +200,11 @@ async def test_tools_are_shown_in_the_form_that_templates_know(server: Any) -> N
         ({"chat_template_kwargs": {"reasoning_effort": "own"}}, "EFFORT own"),
     ],
 )
-async def test_wishes_for_thinking_are_variables_of_the_template(
-    server: Any, fields: dict[str, Any], line: str
-) -> None:
+async def test_thinking_fields_become_template_variables(server: Any, fields: dict[str, Any], line: str) -> None:
     assert (await shown(server, **fields)).startswith(f"{line}\n")
 
 
-async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model: Any) -> None:
+async def test_request_fields_reach_the_engine(server: Any, model: Any) -> None:
     model.says("x")
     await server.post(PATH, body(max_tokens=7, temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["END", "."]))
 
@@ -285,7 +283,7 @@ async def test_an_engine_that_takes_text_gets_a_chat_request(cold_server: Any) -
 
 
 @pytest.mark.parametrize("signature", [{"signature": UNSIGNED}, {"signature": "from elsewhere"}, {}])
-async def test_thoughts_come_back_whoever_signed_them(server: Any, signature: Any) -> None:
+async def test_thinking_blocks_are_accepted_with_any_signature(server: Any, signature: Any) -> None:
     thought = {"type": "thinking", "thinking": "hm", **signature}
     messages = [
         {"role": "user", "content": "Hi"},
@@ -315,7 +313,7 @@ async def test_thoughts_that_are_left_out_come_back_from_their_signature(server:
     assert "assistant: (Oslo, then.)Yes?\n" in await shown(server, messages=messages, thinking=thinking)
 
 
-async def test_what_a_cache_had_of_the_prompt_is_counted_apart(server: Any, model: Any) -> None:
+async def test_cached_prompt_tokens_are_counted_separately(server: Any, model: Any) -> None:
     prompt = len("user: Hi\nassistant: ")
 
     def script(call: Any) -> None:
@@ -404,7 +402,7 @@ async def test_thoughts_text_and_calls_are_blocks_of_their_own(server: Any, mode
 
 
 @pytest.mark.parametrize("parsed", [True, False])
-async def test_an_answer_that_says_nothing_is_an_empty_text(server: Any, model: Any, parsed: bool) -> None:
+async def test_an_empty_answer_is_an_empty_text(server: Any, model: Any, parsed: bool) -> None:
     if not parsed:
         model.parsers = Parsers()
     model.says()
@@ -422,7 +420,7 @@ async def test_an_answer_that_says_nothing_is_an_empty_text(server: Any, model: 
         ("One", FinishReason.CONTENT_FILTER, ("refusal", None)),
     ],
 )
-async def test_the_reason_of_the_end_is_told(
+async def test_the_stop_reason_is_reported(
     server: Any, model: Any, parsed: bool, text: str, reason: FinishReason, expected: Any
 ) -> None:
     if not parsed:
@@ -447,7 +445,7 @@ async def test_a_call_that_was_cut_off_is_text(server: Any, model: Any) -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 9), min_size=1, max_size=30))
-async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, model: Any, cuts: list[int]) -> None:
+async def test_streamed_and_whole_answers_agree_however_cut(server: Any, model: Any, cuts: list[int]) -> None:
     model.says_cut(THOUGHT + "Ja, é😀.\n" + CALL + " so", cuts)
 
     assert [block["type"] for block in (await both(server, tools=TOOLS))["content"]] == [
@@ -522,7 +520,7 @@ def error(reply: Any) -> tuple[int, str, str]:
         ({"n": 2}, "`n`"),
     ],
 )
-async def test_what_is_wrong_is_told_in_the_form_of_this_api_with_the_field(
+async def test_invalid_fields_are_errors_in_the_apis_form(
     server: Any, model: Any, fields: dict[str, Any], named: str
 ) -> None:
     request = {name: value for name, value in body(**fields).items() if value is not None}
@@ -553,11 +551,11 @@ WITHOUT_EFFECT: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", WITHOUT_EFFECT, ids=lambda fields: next(iter(fields)))
-async def test_what_does_not_change_the_meaning_of_an_answer_is_accepted(server: Any, fields: dict[str, Any]) -> None:
+async def test_fields_without_effect_are_accepted(server: Any, fields: dict[str, Any]) -> None:
     assert await shown(server, **fields) == "user: Hi\nassistant: "
 
 
-async def test_the_answer_says_that_the_context_was_not_edited(server: Any, model: Any) -> None:
+async def test_context_management_reports_no_applied_edits(server: Any, model: Any) -> None:
     model.says("x")
 
     message = await both(server, context_management={"edits": []})
@@ -672,7 +670,7 @@ async def test_a_stream_that_breaks_ends_with_an_error_event_and_no_clean_end(se
 # Counting.
 
 
-async def test_tokens_are_counted_as_they_would_be_asked_for_and_nobody_is_asked(server: Any, model: Any) -> None:
+async def test_count_tokens_matches_the_prompt_without_asking_an_engine(server: Any, model: Any) -> None:
     model.says("x")
     fields = {"system": "Be kind.", "tools": TOOLS, "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -689,7 +687,7 @@ async def test_a_conversation_too_long_to_be_answered_can_be_counted(server: Any
     assert error(await server.post(PATH, {**fields, "max_tokens": 1}))[0] == 400
 
 
-async def test_what_could_not_be_answered_is_not_counted(server: Any) -> None:
+async def test_count_tokens_refuses_unanswerable_requests(server: Any) -> None:
     wanted = {"format": {"type": "xml"}}
     fields = {"model": "m", "messages": body()["messages"], "tools": TOOLS, "output_config": wanted}
 

@@ -151,7 +151,7 @@ async def test_every_piece_is_a_line_as_soon_as_it_comes(server: Any) -> None:
     assert b"data:" not in seen
 
 
-async def test_the_limit_of_tokens_is_told_as_the_reason(server: Any, model: Any) -> None:
+async def test_a_token_limit_gives_done_reason_length(server: Any, model: Any) -> None:
     model.says("Hel", reason=FinishReason.LENGTH)
 
     assert (await both(server, CHAT, chat()))["done_reason"] == "length"
@@ -220,7 +220,7 @@ async def test_an_engine_that_takes_text_gets_a_chat_request(cold_server: Any) -
         (GENERATE, generate(prompt="", raw=True, stream=False), "load"),
     ],
 )
-async def test_a_request_that_asks_nothing_finds_the_model_loaded(
+async def test_an_empty_request_reports_the_model_loaded(
     server: Any, model: Any, path: str, body: dict[str, Any], reason: str
 ) -> None:
     reply = await server.post(path, body)
@@ -261,7 +261,7 @@ async def test_results_get_the_ids_of_the_calls_that_they_answer(server: Any) ->
     ("think", "shown"),
     [(True, "THINK True\n"), (False, "THINK False\n"), ("high", "THINK True\nEFFORT high\n"), (None, "")],
 )
-async def test_wishes_for_thinking_are_variables_of_the_template(server: Any, think: Any, shown: str) -> None:
+async def test_thinking_fields_become_template_variables(server: Any, think: Any, shown: str) -> None:
     assert await server.shown(CHAT, chat(think=think)) == shown + PROMPT
     assert await server.shown(GENERATE, generate(think=think)) == shown + PROMPT
 
@@ -278,7 +278,7 @@ async def test_an_answer_that_the_client_begins_is_continued(server: Any) -> Non
     assert await server.shown(CHAT, chat(messages=messages)) == "user: Hi\nassistant: The"
 
 
-async def test_a_prompt_is_what_a_user_says_unless_it_is_raw(server: Any) -> None:
+async def test_a_prompt_is_a_user_message_unless_raw(server: Any) -> None:
     assert await server.shown(GENERATE, generate(system="Be kind.", context=[1, 2])) == f"system: Be kind.\n{PROMPT}"
     assert await server.shown(GENERATE, generate(raw=True)) == "Hi"
 
@@ -301,9 +301,7 @@ async def test_a_model_that_only_chats_has_no_raw_prompts(cold_server: Any) -> N
 
 
 @pytest.mark.parametrize(("path", "body"), [(CHAT, chat()), (GENERATE, generate()), (GENERATE, generate(raw=True))])
-async def test_the_engine_is_asked_for_what_the_options_say(
-    server: Any, model: Any, path: str, body: dict[str, Any]
-) -> None:
+async def test_options_reach_the_engine(server: Any, model: Any, path: str, body: dict[str, Any]) -> None:
     model.says("x")
     options = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3, "num_predict": 7}
     penalties = {"repeat_penalty": 1.5, "presence_penalty": 0.25, "frequency_penalty": 0.75}
@@ -319,7 +317,7 @@ async def test_the_engine_is_asked_for_what_the_options_say(
     assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (1.5, 0.25, 0.75)
 
 
-async def test_what_is_below_zero_asks_for_nothing(server: Any, model: Any) -> None:
+async def test_negative_options_have_no_effect(server: Any, model: Any) -> None:
     model.says("x")
     options = {"num_predict": -1, "seed": -1, "stop": []}
 
@@ -371,14 +369,14 @@ async def test_a_format_guides_the_decoding(
         ("/api/show", {}, "model is required"),
     ],
 )
-async def test_a_refusal_says_what_is_wrong(server: Any, path: str, body: Any, text: str) -> None:
+async def test_a_refusal_names_the_fault(server: Any, path: str, body: Any, text: str) -> None:
     status, told = await refusal(server, path, body)
 
     assert (status, text in told) == (400, True), told
 
 
 @pytest.mark.parametrize("path", [CHAT, GENERATE, EMBED, "/api/embeddings", "/api/show"])
-async def test_a_model_that_is_not_there_is_told_in_the_words_of_the_api(server: Any, path: str) -> None:
+async def test_an_unknown_model_has_the_apis_error_message(server: Any, path: str) -> None:
     assert await refusal(server, path, {"model": "no/such"}) == (404, "model 'no/such' not found")
 
 
@@ -411,7 +409,7 @@ async def test_an_error_before_the_answer_has_its_status(server: Any, model: Any
     assert (status, "busy" in text) == (503, True)
 
 
-async def test_a_stream_that_breaks_ends_with_a_line_that_says_so(server: Any) -> None:
+async def test_a_broken_stream_ends_with_an_error_line(server: Any) -> None:
     connection, call, seen = await server.begun(CHAT, chat())
     call.fail(BackendError.InvalidArgument("no more"))
 
@@ -489,14 +487,14 @@ async def test_the_older_route_embeds_one_prompt(cold_server: Any) -> None:
         assert reply.json() == {"embedding": vector}
 
 
-async def test_a_model_without_embeddings_says_so(server: Any) -> None:
+async def test_embedding_with_a_model_without_embeddings_is_a_501(server: Any) -> None:
     assert await refusal(server, EMBED, {"model": "m", "input": "Hi"}) == (501, "Model 'm' does not make embeddings")
 
 
 # Models.
 
 
-async def test_models_are_listed_with_what_clients_read(cold_server: Any) -> None:
+async def test_models_are_listed_with_the_fields_of_clients(cold_server: Any) -> None:
     cold_server.add_model("b", checksum="abc")
     cold_server.add_model("a", files={"config.json": b'{"model_type": "qwen3"}'}).missing_roles = ["decode"]
     await cold_server.start()
@@ -511,7 +509,7 @@ async def test_models_are_listed_with_what_clients_read(cold_server: Any) -> Non
     assert [(each["name"], each["context_length"]) for each in running] == [("b", 1000)]
 
 
-async def test_a_model_tells_what_it_can_do(cold_server: Any) -> None:
+async def test_show_lists_the_models_capabilities(cold_server: Any) -> None:
     files = {"chat_template.jinja": TEMPLATE.encode(), "config.json": b'{"model_type": "qwen3"}'}
     cold_server.add_model(files=files, capabilities=["embed"]).parsers = Parsers(HermesParser, ThinkParser)
     cold_server.add_model("plain", files={"config.json": b"["}, model_types=["completions"], context_length=None)

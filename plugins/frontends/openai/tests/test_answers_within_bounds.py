@@ -55,7 +55,7 @@ async def narrow(cold_server: Any) -> Any:
         (COMPLETE, {"max_tokens": 6000, "prompt": ["Hi"] * 10, "logprobs": 5}, "max_tokens", "n", "logprobs"),
     ],
 )
-async def test_what_is_too_large_beforehand_names_the_fields(
+async def test_a_request_for_a_too_large_answer_names_the_fields(
     narrow: Any, path: str, body: dict[str, Any], field: str, count: str, scores: str
 ) -> None:
     base = TALK if path == CHAT else {"model": "m", "prompt": "Hi"}
@@ -79,7 +79,7 @@ async def test_what_is_too_large_beforehand_names_the_fields(
     ],
     ids=["streamed", "only text", "few tokens", "no limit"],
 )
-async def test_what_may_be_small_enough_is_asked(narrow: Any, body: dict[str, Any]) -> None:
+async def test_a_request_whose_answer_may_fit_is_sent(narrow: Any, body: dict[str, Any]) -> None:
     narrow.directory.models["m"].script = lambda call: call.finish(text="x")
 
     assert (await narrow.post(CHAT, TALK | body)).status == 200
@@ -143,7 +143,7 @@ async def test_text_counts_in_every_api(narrow: Any, path: str, body: dict[str, 
     assert held(narrow) == 0
 
 
-async def test_of_answers_that_are_too_large_together_the_large_ones_are_refused(narrow: Any) -> None:
+async def test_large_answers_are_refused_when_all_together_exceed_the_memory(narrow: Any) -> None:
     model = narrow.directory.models["m"]
     ask = {**TALK, "logprobs": True, "top_logprobs": 20}
     large = [asyncio.create_task(narrow.post(CHAT, ask)) for _ in range(2)]
@@ -166,7 +166,7 @@ async def test_of_answers_that_are_too_large_together_the_large_ones_are_refused
     assert SMALL < 4800 * 350
 
 
-async def test_what_is_collected_shows_as_a_metric_until_the_client_has_it(narrow: Any) -> None:
+async def test_the_memory_of_collected_answers_is_a_metric(narrow: Any) -> None:
     model = narrow.directory.models["m"]
     pending = asyncio.create_task(narrow.post(CHAT, {**TALK, "logprobs": True, "top_logprobs": 20}))
     call = await model.call()
@@ -181,7 +181,7 @@ async def test_what_is_collected_shows_as_a_metric_until_the_client_has_it(narro
     assert held(narrow) == 0
 
 
-async def test_a_client_that_leaves_gives_its_memory_back(narrow: Any) -> None:
+async def test_a_disconnected_client_frees_its_answer_memory(narrow: Any) -> None:
     model = narrow.directory.models["m"]
     connection = await narrow.connect()
     connection.send(CHAT, {**TALK, "logprobs": True, "top_logprobs": 20})

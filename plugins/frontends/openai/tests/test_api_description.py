@@ -86,7 +86,7 @@ async def test_the_fields_described_are_those_accepted(server: Any, description:
     assert seen == 14
 
 
-async def test_fields_that_may_only_ask_for_nothing_are_described_with_what_they_may_hold(
+async def test_neutral_only_fields_are_described_with_their_allowed_values(
     server: Any, description: dict[str, Any]
 ) -> None:
     for path, name, good, bad in (

@@ -113,7 +113,7 @@ async def test_strict_arguments_and_one_call_leave_the_text_free(guided: Any, fi
     assert calls["stop_after_first"] is (fields.get("parallel_tool_calls") is False)
 
 
-async def test_tools_that_ask_for_nothing_are_not_guided(guided: Any) -> None:
+async def test_optional_tools_are_not_guided(guided: Any) -> None:
     assert await grammar(guided) is None
     assert await grammar(guided, tool_choice=allowed("time")) is None
 
@@ -124,7 +124,7 @@ async def test_tools_that_ask_for_nothing_are_not_guided(guided: Any) -> None:
 @pytest.mark.parametrize(
     "fields", [{"response_format": FORMAT}, {"tool_choice": "required"}, {"tools": [], "response_format": FORMAT}]
 )
-async def test_a_grammar_lets_thoughts_through(
+async def test_a_grammar_allows_reasoning_first(
     guided: Any, reasoning: Any, begins: str, fields: dict[str, Any]
 ) -> None:
     guided.directory.models["m"].parsers = Parsers(HermesParser, reasoning)
@@ -162,7 +162,7 @@ async def test_an_engine_that_is_not_guided_is_not_asked_for_a_grammar_of_both(s
         ('{"degrees": NaN}', "NaN"),
     ],
 )
-async def test_a_value_that_is_not_as_its_schema_says_is_flagged(server: Any, model: Any, text: str, why: str) -> None:
+async def test_a_value_that_breaks_its_schema_is_flagged(server: Any, model: Any, text: str, why: str) -> None:
     for choice in await answers(server, model, text, response_format=FORMAT):
         assert choice["finish_reason"] == "stop"
         assert choice["structured_output"]["valid"] is False
@@ -187,7 +187,7 @@ async def test_arguments_of_a_strict_function_are_checked(server: Any, model: An
         assert "structured_output" not in choice
 
 
-async def test_an_answer_that_was_cut_off_says_only_that(server: Any, model: Any) -> None:
+async def test_a_cut_off_answer_is_not_validated(server: Any, model: Any) -> None:
     model.says('{"deg', reason=FinishReason.LENGTH)
 
     choice = (await server.post(CHAT, chat(response_format=FORMAT))).json()["choices"][0]
@@ -207,7 +207,7 @@ async def test_an_answer_that_was_cut_off_says_only_that(server: Any, model: Any
     ],
     ids=["runaway", "remote", "endless", "unknown", "broken"],
 )
-async def test_a_schema_that_cannot_be_used_is_told_and_harms_nothing(
+async def test_an_unusable_schema_is_reported_without_failing_the_answer(
     server: Any, model: Any, schema: dict[str, Any]
 ) -> None:
     server.generation._checker._timeout = 1.5

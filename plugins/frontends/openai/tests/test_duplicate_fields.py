@@ -30,7 +30,7 @@ def written(pairs: list[tuple[str, Any]], space: str, ascii: bool) -> bytes:
 
 
 @given(st.lists(st.tuples(ODD, VALUES), max_size=6), SPACES, st.booleans(), st.sampled_from([0, 3000]))
-def test_exactly_what_is_there_twice_is_found(pairs: list[tuple[str, Any]], space: str, ascii: bool, more: int) -> None:
+def test_exactly_the_duplicate_field_is_found(pairs: list[tuple[str, Any]], space: str, ascii: bool, more: int) -> None:
     body = written(pairs, space, ascii) + b" " * more
     names = [name for name, _ in pairs]
 

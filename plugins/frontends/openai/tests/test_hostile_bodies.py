@@ -480,7 +480,7 @@ def nothing_is_held(server: Any) -> None:
     assert server.listener.running == 0
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_at_least_200_hostile_bodies() -> None:
     assert len(QUICK) >= 200
     assert len({body.name for body in BODIES}) == len(BODIES)
 

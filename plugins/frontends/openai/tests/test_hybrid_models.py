@@ -104,14 +104,16 @@ def cases(*found: tuple[list[tuple[str, dict[str, Any]]], str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("path", "fields", "prompt"), cases((OFF, QWEN_OFF), (ON, QWEN_ON), (LEFT, QWEN_ON)))
-async def test_one_that_thinks_by_default_is_switched(shown: Any, path: str, fields: Any, prompt: str) -> None:
+async def test_a_model_that_thinks_by_default_can_be_switched(shown: Any, path: str, fields: Any, prompt: str) -> None:
     assert await shown(QWEN, path, fields) == prompt
 
 
 @pytest.mark.parametrize(
     ("path", "fields", "prompt"), cases((OFF, DEEPSEEK_OFF), (ON, DEEPSEEK_ON), (LEFT, DEEPSEEK_OFF))
 )
-async def test_one_that_does_not_think_by_default_is_switched(shown: Any, path: str, fields: Any, prompt: str) -> None:
+async def test_a_model_that_does_not_think_by_default_can_be_switched(
+    shown: Any, path: str, fields: Any, prompt: str
+) -> None:
     assert await shown(DEEPSEEK, path, fields) == prompt
 
 
@@ -137,13 +139,13 @@ async def test_one_that_does_not_think_by_default_is_switched(shown: Any, path: 
         (SEED, CHAT, {"reasoning_effort": "none", "chat_template_kwargs": {"thinking_budget": 7}}, "Budget: 7"),
     ],
 )
-async def test_one_with_efforts_or_a_budget_gets_those(
+async def test_a_model_with_efforts_or_a_budget_gets_them(
     shown: Any, template: str, path: str, fields: Any, line: str
 ) -> None:
     assert (await shown(template, path, fields)).splitlines()[0] == line
 
 
-async def test_what_a_client_sets_itself_is_left_alone(shown: Any) -> None:
+async def test_explicit_template_variables_are_kept(shown: Any) -> None:
     fields = {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}}
 
     assert await shown(QWEN, CHAT, fields) == QWEN_ON

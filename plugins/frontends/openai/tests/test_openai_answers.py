@@ -233,7 +233,7 @@ async def test_an_engine_that_takes_text_and_makes_one_choice_is_asked_once_for_
     assert [request.sampling_options.n for request in calls] == [None] * 3
 
 
-async def test_of_several_prompts_each_is_asked_of_an_engine_that_makes_one_choice(cold_server: Any) -> None:
+async def test_several_prompts_become_several_engine_requests(cold_server: Any) -> None:
     model = cold_server.add_model(model_input="text", capabilities=[])
     await cold_server.start()
 
@@ -329,7 +329,7 @@ async def test_the_owner_of_all_models_can_be_set(cold_server: Any) -> None:
     assert (await cold_server.get("/v1/models/m")).json()["owned_by"] == "acme"
 
 
-async def test_the_extended_list_tells_kinds_and_facts(server: Any) -> None:
+async def test_the_extended_model_list_has_kinds_and_facts(server: Any) -> None:
     server.add_model("a/b", model_types=["completions"], capabilities=["embed", "rerank", "score"])
     server.add_model("c", model_types=["rerank"], capabilities=["rerank"])
 

@@ -240,7 +240,7 @@ def test_every_field_of_the_official_client_is_in_the_table(path: str, field: st
 
 
 @pytest.mark.parametrize(("path", "field"), FIELDS)
-async def test_the_table_says_what_happens(server: Any, path: str, field: str) -> None:
+async def test_fields_are_treated_as_the_table_of_the_page_says(server: Any, path: str, field: str) -> None:
     value, needed = wish(path, field)
     plain = await seen(server, path, needed)
 
@@ -261,7 +261,7 @@ async def test_the_table_says_what_happens(server: Any, path: str, field: str) -
 @pytest.mark.parametrize(
     ("path", "field"), [(path, field) for path, field in FIELDS if treatment(path, field) == REFUSED]
 )
-async def test_a_refused_field_may_ask_for_nothing(server: Any, path: str, field: str) -> None:
+async def test_a_refused_field_is_accepted_with_a_neutral_value(server: Any, path: str, field: str) -> None:
     plain = await seen(server, path, {})
 
     for value in schema_of(ENDPOINTS[path].PASSIVE[field])["enum"]:
@@ -302,7 +302,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCH
     ids=lambda value: json.dumps(value)[:60],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
-async def test_what_the_answer_must_look_like_reaches_the_engine(
+async def test_answer_constraints_reach_the_engine(
     server: Any, path: str, fields: dict[str, Any], guided: dict[str, Any] | None
 ) -> None:
     asked, told = await seen(server, path, fields)
@@ -313,7 +313,7 @@ async def test_what_the_answer_must_look_like_reaches_the_engine(
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
-async def test_of_two_priorities_the_lower_one_is_the_more_urgent_to_the_engine(server: Any, path: str) -> None:
+async def test_a_lower_priority_number_is_more_urgent_at_the_engine(server: Any, path: str) -> None:
     urgent, _ = await seen(server, path, {"priority": -2})
     patient, _ = await seen(server, path, {"priority": 3})
 
@@ -356,7 +356,7 @@ async def test_of_two_priorities_the_lower_one_is_the_more_urgent_to_the_engine(
     ids=lambda value: json.dumps(value)[:60],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
-async def test_what_makes_no_sense_is_told_with_its_field(
+async def test_invalid_values_are_refused_with_their_field(
     server: Any, path: str, fields: dict[str, Any], param: str
 ) -> None:
     reply = await server.post(path, {**BASE[path], **fields})
@@ -364,7 +364,7 @@ async def test_what_makes_no_sense_is_told_with_its_field(
     assert (reply.status, reply.json()["error"]["param"]) == (400, param)
 
 
-async def test_two_fields_that_say_what_the_answer_looks_like_are_both_named(server: Any) -> None:
+async def test_two_conflicting_constraints_are_both_named(server: Any) -> None:
     reply = await server.chat(response_format=FORMAT, guided_regex="a")
 
     assert "`response_format`" in reply.json()["message"]
@@ -433,7 +433,7 @@ def saying(texts: dict[int, tuple[bytes, float]]) -> Any:
     return script
 
 
-async def test_best_of_gives_the_likeliest_answers_first(server: Any) -> None:
+async def test_best_of_returns_the_likeliest_answers_first(server: Any) -> None:
     model = server.directory.models["m"]
     model.script = saying({7: (b"unlikely", -3.0), 8: (b"best", -0.1), 9: (b"good", -1.0)})
 
@@ -452,7 +452,7 @@ async def test_best_of_gives_the_likeliest_answers_first(server: Any) -> None:
     assert model.count == 6
 
 
-async def test_best_of_needs_an_engine_that_says_how_likely_its_tokens_are(server: Any) -> None:
+async def test_best_of_needs_an_engine_with_log_probabilities(server: Any) -> None:
     server.directory.models["m"].script = lambda call: call.finish(text="x")
 
     reply = await server.complete(best_of=2)
@@ -474,7 +474,7 @@ async def test_best_of_cannot_be_streamed_unless_it_chooses_nothing(server: Any)
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE])
-async def test_every_chunk_tells_the_usage_so_far_if_that_is_wanted(server: Any, path: str) -> None:
+async def test_continuous_usage_is_in_every_chunk(server: Any, path: str) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
 
     _, told = await seen(server, path, {"stream": True, "stream_options": options, "n": 2})

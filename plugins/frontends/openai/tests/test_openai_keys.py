@@ -82,7 +82,7 @@ async def test_without_a_key_nothing_is_shown(guarded: Any) -> None:
         assert (await guarded.post(path, {"model": "m"})).status == 401, path
 
 
-async def test_a_key_sees_only_the_models_it_is_for(sdk: Clients, guarded: Any) -> None:
+async def test_a_key_sees_only_its_models(sdk: Clients, guarded: Any) -> None:
     client = sdk(NARROW)
 
     assert [model.id for model in (await client.models.list()).data] == ["m"]
@@ -107,7 +107,7 @@ async def test_a_model_that_a_key_is_not_for_is_exactly_as_one_that_is_not_there
     assert guarded.directory.models["secret"].count == 0
 
 
-async def test_other_routes_hide_it_too(guarded: Any) -> None:
+async def test_other_routes_hide_foreign_models_too(guarded: Any) -> None:
     headers = {"x_api_key": NARROW}
     for path, body in (
         ("/v1/completions", {"model": "secret", "prompt": "Hi"}),
@@ -120,7 +120,7 @@ async def test_other_routes_hide_it_too(guarded: Any) -> None:
     assert (await guarded.post("/tokenize", {"prompt": "Hi"}, **headers)).status == 200
 
 
-async def test_the_anthropic_api_words_it_its_own_way(guarded: Any) -> None:
+async def test_the_anthropic_api_has_its_own_authentication_error(guarded: Any) -> None:
     async with anthropic.AsyncAnthropic(base_url=guarded.url, api_key="nobody", max_retries=0) as client:
         with pytest.raises(anthropic.AuthenticationError) as caught:
             await client.messages.create(model="m", max_tokens=5, messages=[{"role": "user", "content": "Hi"}])
@@ -139,7 +139,7 @@ async def test_the_record_and_the_access_log_name_the_key_and_do_not_hold_it(sdk
     assert NARROW not in repr(record)
 
 
-async def test_admission_is_told_who_asks(sdk: Clients, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_admission_gets_the_principal(sdk: Clients, guarded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = guarded.directory.models["m"]
     asked: list[Principal] = []
     monkeypatch.setattr(model, "precheck", asked.append)

@@ -189,7 +189,7 @@ def test_a_token_waits_until_it_is_certain_that_its_text_is_no_stop_string() -> 
     assert (third.text, third.scored and list(third.scored.offsets)) == ("bcxy", [1, 2, 3, 4])
 
 
-def test_tokens_of_a_stop_string_are_not_told_unless_their_text_is() -> None:
+def test_logprobs_omit_tokens_of_a_hidden_stop_string() -> None:
     def tokens(include: bool) -> bytes:
         return bytes(
             token for token, _, _ in told(pieces(Asked(["bc"], include_stop=include), made, ByteTokenizer()))[1]
@@ -201,7 +201,7 @@ def test_tokens_of_a_stop_string_are_not_told_unless_their_text_is() -> None:
     assert tokens(True) == b"abc"
 
 
-def test_tokens_that_end_the_answer_or_are_not_shown_are_not_told() -> None:
+def test_logprobs_omit_end_and_hidden_tokens() -> None:
     made = items([97, BOS, 98, EOS, 99], [5])
 
     assert [entry[0] for entry in told(pieces(Asked(hidden=(EOS,)), made, ByteTokenizer()))[1]] == [97, 98]

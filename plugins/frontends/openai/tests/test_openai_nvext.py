@@ -58,7 +58,7 @@ async def test_a_field_reaches_the_engine_and_is_not_there_if_it_is_not_given(
 @pytest.mark.parametrize(
     ("name", "value", "other"), [("top_k", 5, 6), ("repetition_penalty", 1.5, 1.25), ("ignore_eos", True, False)]
 )
-async def test_a_field_may_be_given_twice_if_both_say_the_same(
+async def test_a_field_may_repeat_in_nvext_with_the_same_value(
     server: Any, model: Any, path: str, name: str, value: Any, other: Any
 ) -> None:
     body = {"model": "m", "prompt": "Hi"} if path.endswith("/v1/completions") else BASE
@@ -73,7 +73,7 @@ async def test_a_field_may_be_given_twice_if_both_say_the_same(
         assert f"`nvext.{name}`" in reply.json()["message"]
 
 
-async def test_greedy_sampling_drops_what_would_widen_the_choice(server: Any, model: Any) -> None:
+async def test_greedy_sampling_drops_sampling_options(server: Any, model: Any) -> None:
     sampling = (
         await asked(server, model, temperature=1.5, top_p=0.5, min_p=0.1, nvext={"greedy_sampling": True, "top_k": 5})
     ).sampling_options
@@ -102,7 +102,7 @@ async def test_the_repetition_penalty_is_above_zero_up_to_two(server: Any, model
     ).sampling_options.repetition_penalty == value
 
 
-async def test_annotations_tell_what_the_engine_was_given(server: Any, model: Any) -> None:
+async def test_annotations_report_the_engines_input(server: Any, model: Any) -> None:
     wanted = {"annotations": ["token_ids", "formatted_prompt", "timing"]}
 
     stream = await server.chat(stream=True, nvext=wanted)

@@ -88,7 +88,7 @@ async def test_an_engine_does_not_know_whether_the_client_reads_a_stream(server:
     assert requests[0] == requests[1]
 
 
-async def test_what_the_client_left_out_the_engine_is_not_told(server: Any, model: Any) -> None:
+async def test_absent_client_fields_are_not_sent_to_the_engine(server: Any, model: Any) -> None:
     await server.chat()
     request = (await model.call()).request
 
@@ -208,7 +208,7 @@ async def test_the_books_name_the_worker_that_an_answer_has_moved_to(server: Any
     assert (await server.record()).instance_id == 8
 
 
-async def test_what_failed_before_a_model_was_found_is_counted_too(server: Any) -> None:
+async def test_failures_before_the_model_lookup_are_counted(server: Any) -> None:
     await server.post("/v1/chat/completions", b"{")
     await server.chat(model="nope")
     await server.chat(temperature=9)
@@ -226,7 +226,7 @@ async def test_what_failed_before_a_model_was_found_is_counted_too(server: Any) 
     [ServiceOverloaded(retry_after=2.5), WorkerOverloaded("full"), Unavailable("no worker has registered yet")],
     ids=lambda error: type(error).__name__,
 )
-async def test_every_503_says_when_to_come_back_and_whose_it_is(server: Any, model: Any, error: Exception) -> None:
+async def test_every_503_has_retry_after_and_a_request_id(server: Any, model: Any, error: Exception) -> None:
     model.refusal = error
 
     for stream in (False, True):

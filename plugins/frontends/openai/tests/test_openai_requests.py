@@ -65,7 +65,7 @@ async def test_errors_become_http(
     assert (record.error_type, record.http_status) == (metric, status)
 
 
-async def test_overload_is_told_before_any_work_with_the_words_of_the_seed(server: Any, model: Any) -> None:
+async def test_overload_is_answered_before_any_work_with_the_seeds_message(server: Any, model: Any) -> None:
     model.precheck_refusal = ServiceOverloaded(retry_after=500)
 
     reply = await server.chat(messages=[{"role": "user", "content": "Hi"}], stream=True)
@@ -104,7 +104,7 @@ async def test_without_any_model_the_service_is_unavailable(cold_server: Any) ->
     assert models.json() == {"object": "list", "data": []}
 
 
-async def test_of_many_faults_the_documented_first_one_is_told(server: Any, model: Any) -> None:
+async def test_the_first_of_several_faults_follows_the_documented_order(server: Any, model: Any) -> None:
     model.precheck_refusal = ServiceOverloaded()
     faults: list[tuple[dict[str, Any], int, str]] = [
         ({"top_p": "much"}, 400, "Failed to deserialize"),
@@ -124,7 +124,7 @@ async def test_of_many_faults_the_documented_first_one_is_told(server: Any, mode
     assert model.count == 0
 
 
-async def test_a_model_is_asked_only_for_what_it_serves(server: Any) -> None:
+async def test_a_model_serves_only_its_own_endpoints(server: Any) -> None:
     server.add_model("c", model_types=["completions"])
 
     assert (await server.chat(model="c")).status == 404
@@ -242,7 +242,7 @@ async def test_unknown_fields_are_refused_by_name(server: Any, fields: dict[str,
     assert reply.json()["message"].startswith(f"Unsupported parameter(s): {names}")
 
 
-async def test_fields_that_ask_for_nothing_are_accepted(server: Any, model: Any) -> None:
+async def test_neutral_fields_are_accepted(server: Any, model: Any) -> None:
     model.script = lambda call: call.finish(text="x")
 
     reply = await server.chat(
@@ -309,15 +309,13 @@ async def test_bodies_of_the_wrong_shape_are_refused(server: Any, body: bytes, p
         ({"model": None}, "model: expected a string, got null"),
     ],
 )
-async def test_what_is_wrong_with_the_shape_is_told_in_plain_words(
-    server: Any, fields: dict[str, Any], words: str
-) -> None:
+async def test_malformed_bodies_have_plain_error_messages(server: Any, fields: dict[str, Any], words: str) -> None:
     reply = await server.chat(**fields)
 
     assert reply.json()["message"] == f"Failed to deserialize the JSON body into the target type: {words}"
 
 
-async def test_an_encoding_that_is_not_known_is_told_with_those_that_are(server: Any) -> None:
+async def test_an_unknown_encoding_format_lists_the_known_ones(server: Any) -> None:
     reply = await server.post("/v1/embeddings", {"model": "m", "input": "x", "encoding_format": "hex"})
 
     assert reply.json()["message"].endswith("encoding_format: expected 'base64' or 'float', got 'hex'")
@@ -342,7 +340,7 @@ async def test_bodies_over_the_limit_are_refused(server: Any) -> None:
     assert reply.status == 413
 
 
-async def test_the_engine_is_asked_for_what_the_client_said(server: Any, model: Any) -> None:
+async def test_request_fields_reach_the_engine(server: Any, model: Any) -> None:
     model.script = lambda call: call.finish(text="x")
 
     await server.chat(

@@ -55,7 +55,7 @@ def plain_path(choices: Sequence[Choice], renderer: ChunkRenderer = RENDERERS[0]
 
 @pytest.mark.parametrize("renderer", RENDERERS)
 @given(items=TOKENS)
-def test_plain_tokens_become_the_same_chunks_on_either_way(renderer: ChunkRenderer, items: list[list[int]]) -> None:
+def test_the_fast_path_makes_the_same_chunks_as_the_full_path(renderer: ChunkRenderer, items: list[list[int]]) -> None:
     long, short, book = choice_for(), choice_for(), Book()
     way = plain_path([short], renderer, book)
     assert way is not None
@@ -81,7 +81,7 @@ def test_plain_tokens_become_the_same_chunks_on_either_way(renderer: ChunkRender
         [LLMEngineOutput([65, 7])],
     ],
 )
-def test_what_is_more_than_tokens_is_left_to_the_long_way_untouched(outputs: list[LLMEngineOutput]) -> None:
+def test_items_beyond_tokens_are_left_to_the_full_path(outputs: list[LLMEngineOutput]) -> None:
     choice, book = choice_for(stop_token_ids_hidden=[7]), Book()
     way = plain_path([choice], book=book)
     assert way is not None
@@ -104,7 +104,7 @@ def test_what_is_more_than_tokens_is_left_to_the_long_way_untouched(outputs: lis
     ],
     ids=["stop string", "least tokens", "scores", "two choices", "text engine"],
 )
-def test_an_answer_that_needs_more_has_no_short_way(choices: list[Choice]) -> None:
+def test_an_answer_with_extra_output_has_no_fast_path(choices: list[Choice]) -> None:
     assert plain_path(choices) is None
 
 
@@ -145,7 +145,7 @@ async def test_a_connection_serves_one_answer_by_hand_after_the_other(server: An
     assert [_without_id(reply.body) for reply in replies] == [_without_id(replies[0].body)] * 3
 
 
-async def test_a_client_that_asks_to_close_is_told_so_and_the_connection_is_closed(server: Any, model: Any) -> None:
+async def test_connection_close_is_answered_and_honoured(server: Any, model: Any) -> None:
     model.script = lambda call: call.finish(text="A")
     connection = await server.connect()
 

@@ -174,7 +174,7 @@ async def test_a_stream_that_is_complete_without_a_reason_ends_with_stop(server:
     assert reply.events[-2]["choices"][0]["finish_reason"] == "stop"
 
 
-async def test_a_normal_end_is_not_told_to_the_worker_as_giving_up(server: Any) -> None:
+async def test_a_normal_end_does_not_cancel_the_worker(server: Any) -> None:
     connection, call = await server.asked(CHAT, body())
     call.put(LLMEngineOutput([104], FinishReason.STOP))
     await connection.until(LAST_CHUNK)
@@ -204,7 +204,7 @@ async def test_a_refusal_is_a_plain_http_error_also_for_streams(server: Any, mod
 
 
 @pytest.mark.parametrize("together", [True, False])
-async def test_an_error_in_mid_stream_is_told_and_the_connection_cut(server: Any, together: bool) -> None:
+async def test_a_mid_stream_error_is_sent_and_the_connection_cut(server: Any, together: bool) -> None:
     connection, call = await server.asked(CHAT, body())
     call.say("a")
     await connection.until(b'"content":"a"},"finish_reason":null}]}\n\n\r\n')
@@ -383,7 +383,7 @@ async def test_a_release_goes_on_when_its_request_is_cancelled_twice(server: Any
     await asyncio.wait_for(call.released.wait(), 5)
 
 
-async def test_an_answer_for_a_choice_nobody_asked_for_is_an_error(server: Any, model: Any) -> None:
+async def test_an_item_for_an_unrequested_choice_is_an_error(server: Any, model: Any) -> None:
     model.script = lambda call: call.put(LLMEngineOutput([104], index=3))
 
     reply = await server.chat(stream=True)

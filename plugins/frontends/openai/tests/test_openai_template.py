@@ -244,7 +244,7 @@ async def test_template_variables_of_the_frontend_cannot_be_set(server: Any) -> 
     assert reply.status == 400
 
 
-async def test_a_refusing_template_is_told_to_the_client(server: Any) -> None:
+async def test_a_templates_refusal_is_a_400_with_its_message(server: Any) -> None:
     server.add_model("t", files={"chat_template.jinja": b"{{ raise_exception('no system role') }}"}, checksum="2")
 
     reply = await server.chat(model="t")

@@ -148,7 +148,7 @@ ANSWERS = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=ANSWERS, size=st.integers(1, 40))
-async def test_a_stream_and_a_body_say_the_same(server: Any, model: Any, text: str, size: int) -> None:
+async def test_streamed_and_whole_tool_answers_agree(server: Any, model: Any, text: str, size: int) -> None:
     data = text.encode()
 
     def script(call: Any) -> None:
@@ -210,7 +210,7 @@ async def test_the_official_client_reads_both_forms(sdk: openai.AsyncOpenAI, mod
     assert done == ["weather", "time"]
 
 
-async def test_an_answer_that_is_cut_off_says_so(server: Any, model: Any) -> None:
+async def test_a_cut_off_answer_has_finish_reason_length(server: Any, model: Any) -> None:
     begun = '<tool_call>{"name": "weather", "arguments": {"ci'
     model.says(begun, reason=FinishReason.LENGTH)
 
@@ -244,7 +244,7 @@ async def test_a_call_that_breaks_after_its_name_is_text_where_the_whole_answer_
     assert answer["finish_reason"] == "stop"
 
 
-async def test_calls_beside_one_that_breaks_are_calls(server: Any, model: Any) -> None:
+async def test_calls_beside_a_broken_one_are_kept(server: Any, model: Any) -> None:
     broken = '<tool_call>{"name": "weather", "arguments": {!}</tool_call>'
     model.says(f"{CALL}{broken}{SECOND}")
 
@@ -408,7 +408,7 @@ async def test_every_choice_has_calls_of_its_own(server: Any, model: Any) -> Non
     assert folded(deltas(reply, 1)) == {"role": "assistant", "content": "No."}
 
 
-async def test_only_the_first_call_is_told_if_the_client_wants_one(server: Any, model: Any) -> None:
+async def test_only_the_first_call_is_sent_without_parallel_tool_calls(server: Any, model: Any) -> None:
     model.says(f"{CALL}{SECOND} So.")
 
     stream = await server.chat(tools=TOOLS, parallel_tool_calls=False, stream=True)
@@ -419,7 +419,7 @@ async def test_only_the_first_call_is_told_if_the_client_wants_one(server: Any, 
     assert without_ids(folded(deltas(stream))) == without_ids(choice["message"])
 
 
-async def test_scores_of_tokens_come_with_what_the_tokens_became(server: Any, model: Any) -> None:
+async def test_logprobs_come_with_the_delta_of_their_tokens(server: Any, model: Any) -> None:
     score = b'"logprobs":{"content":[{'
     pieces = (CALL[:5], CALL[5:60], CALL[60:], " x")
 
@@ -466,7 +466,7 @@ async def test_tools_are_not_shown_if_none_may_be_called(server: Any, model: Any
     assert "TOOL" not in await prompt(server, model, tool_choice="none")
 
 
-async def test_tools_that_may_not_be_called_are_shown_if_the_settings_say_so(cold_server: Any) -> None:
+async def test_tools_with_choice_none_are_shown_if_configured(cold_server: Any) -> None:
     model = cold_server.add_model(files={"chat_template.jinja": TEMPLATE.encode()})
     model.parsers = Parsers(HermesParser)
     cold_server.config = cold_server.config.model_copy(update={"exclude_tools_when_tool_choice_none": False})
@@ -526,7 +526,7 @@ async def test_special_tokens_are_asked_for_only_where_the_parser_needs_them(
     assert (await asked(server, model, tool_choice="none")).output_options.skip_special_tokens is None
 
 
-async def test_nothing_is_guided_unless_a_tool_must_be_called(server: Any, model: Any) -> None:
+async def test_decoding_is_guided_only_if_a_tool_must_be_called(server: Any, model: Any) -> None:
     for choice in (None, "auto", "none"):
         assert (await asked(server, model, tool_choice=choice)).sampling_options.guided_decoding is None
 
@@ -542,7 +542,7 @@ async def test_a_tool_that_must_be_called_guides_the_decoding_with_its_parameter
     assert time.sampling_options.guided_decoding.json == {"type": "object", "properties": {}}
 
 
-async def test_some_tool_that_must_be_called_guides_the_decoding_to_a_list_of_calls(server: Any, model: Any) -> None:
+async def test_a_required_tool_call_guides_to_a_list_of_calls(server: Any, model: Any) -> None:
     several = (await asked(server, model, tool_choice="required")).sampling_options.guided_decoding.json
     one = (
         await asked(server, model, tool_choice="required", parallel_tool_calls=False)
@@ -627,7 +627,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
         ("required", "[", [], "["),
     ],
 )
-async def test_an_answer_that_was_guided_is_read_as_the_json_it_should_be_or_as_what_it_is(
+async def test_a_guided_answer_is_parsed_as_json_calls_or_left_as_text(
     server: Any, model: Any, choice: Any, text: str, calls: list[tuple[str, str]], content: str | None, size: int
 ) -> None:
     model.says(*(text[at : at + size] for at in range(0, len(text), size)))
@@ -664,7 +664,7 @@ def spoken(parser: ForcedCalls, pieces: list[str]) -> list[Any]:
     name=st.sampled_from([None, "weather"]),
     markup=st.booleans(),
 )
-def test_how_the_text_of_a_guided_answer_is_cut_changes_nothing(
+def test_a_guided_answer_parses_the_same_however_cut(
     parts: list[str], size: int, name: str | None, markup: bool
 ) -> None:
     def parser() -> ForcedCalls:
@@ -706,7 +706,7 @@ async def test_a_model_without_a_parser_takes_tools_and_answers_with_its_text(co
 
 
 @pytest.mark.parametrize("fields", [{"tools": []}, {"tool_choice": "none"}])
-async def test_a_request_without_tools_takes_the_short_way_past_parsers(
+async def test_a_request_without_tools_bypasses_the_parsers(
     cold_server: Any, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = cold_server.add_model()
@@ -762,7 +762,7 @@ async def test_a_request_without_tools_takes_the_short_way_past_parsers(
         ),
     ],
 )
-async def test_what_is_wrong_with_tools_is_told_with_the_field(
+async def test_invalid_tools_are_refused_with_their_field(
     server: Any, model: Any, fields: dict[str, Any], param: str | None
 ) -> None:
     reply = await server.post("/v1/chat/completions", chat(**fields))
@@ -773,7 +773,7 @@ async def test_what_is_wrong_with_tools_is_told_with_the_field(
 
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "auto", "tools": []}, {"tool_choice": "none", "tools": None}])
-async def test_a_choice_that_asks_for_nothing_needs_no_tools(server: Any, model: Any, fields: dict[str, Any]) -> None:
+async def test_a_neutral_tool_choice_needs_no_tools(server: Any, model: Any, fields: dict[str, Any]) -> None:
     model.says("x")
 
     assert (await server.post("/v1/chat/completions", chat(**fields))).status == 200

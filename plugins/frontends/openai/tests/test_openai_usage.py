@@ -48,7 +48,7 @@ async def test_a_prompt_that_several_choices_share_is_cached_once(server: Any, m
     assert server.metrics.registry.get_sample_value("dynamo_frontend_cached_tokens_sum", {"model": "m"}) == 12
 
 
-async def test_of_several_prompts_what_was_cached_adds_up(server: Any, model: Any) -> None:
+async def test_cached_tokens_of_several_prompts_add_up(server: Any, model: Any) -> None:
     model.script = saying("x", *(usage(1, prompt=2, cached=cached) for cached in (2, 1, 1, 2)))
 
     answer = (await server.complete(prompt=["Hi", "Yo"], n=2)).json()["usage"]
@@ -57,7 +57,7 @@ async def test_of_several_prompts_what_was_cached_adds_up(server: Any, model: An
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_the_engines_count_is_told_if_it_can_be_true(server: Any, model: Any, stream: bool) -> None:
+async def test_a_plausible_engine_count_is_reported(server: Any, model: Any, stream: bool) -> None:
     # Such as tokens that ended the answer and are not sent.
     model.script = saying("abc", usage(4, prompt=PROMPT))
 
@@ -84,7 +84,7 @@ async def test_the_engines_count_is_of_no_use_where_the_answer_ended_here(server
         (usage(3, cached=-1), f"-1 cached tokens of a prompt of {PROMPT}"),
     ],
 )
-async def test_counts_that_cannot_be_true_are_not_told_and_warned_of_once_per_worker(
+async def test_impossible_engine_counts_are_dropped_with_one_warning_per_worker(
     server: Any, model: Any, caplog: pytest.LogCaptureFixture, reported: CompletionUsage, fault: str
 ) -> None:
     model.script = saying("abc", reported, reported)
@@ -103,9 +103,7 @@ async def test_counts_that_cannot_be_true_are_not_told_and_warned_of_once_per_wo
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_was_cached_is_told_although_a_stop_string_ends_the_answer(
-    server: Any, model: Any, stream: bool
-) -> None:
+async def test_cached_tokens_are_reported_after_a_stop_string(server: Any, model: Any, stream: bool) -> None:
     def script(call: Any) -> None:
         call.say("a", completion_usage=usage(1, prompt=PROMPT, cached=12))
         call.say("bc")

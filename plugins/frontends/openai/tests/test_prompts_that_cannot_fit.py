@@ -89,7 +89,7 @@ BODIES: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-async def test_what_cannot_fit_is_refused_before_template_and_tokenizer_run(
+async def test_oversized_prompts_are_refused_before_templating_and_tokenizing(
     name: str, costs: Costs, cold_server: Any
 ) -> None:
     path, body, blamed = BODIES[name]
@@ -122,7 +122,7 @@ def filled(value: Any, text: str) -> Any:
 
 
 @pytest.mark.parametrize("name", COUNTED)
-async def test_tokens_are_told_beyond_the_context_up_to_a_bound(
+async def test_token_counts_reach_beyond_the_context_up_to_a_bound(
     name: str, costs: Costs, cold_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dynamo_generation.prompts.prompt_room.MAX_TOKENS", 10 * CONTEXT)

@@ -92,7 +92,7 @@ async def usages(server: Any, **fields: Any) -> list[dict[str, Any]]:
     return [reply.events[-2]["usage"], (await server.chat(**fields)).json()["usage"]]
 
 
-async def test_a_chat_is_told_them(server: Any, thinking: Any) -> None:
+async def test_chat_usage_has_reasoning_tokens(server: Any, thinking: Any) -> None:
     thinking.says(MARKED[:12], MARKED[12:] + ANSWER)
 
     for usage in await usages(server):
@@ -107,14 +107,14 @@ async def test_the_markup_of_a_call_is_no_reasoning(server: Any, thinking: Any) 
         assert usage["completion_tokens_details"] == {"reasoning_tokens": len(MARKED.encode())}
 
 
-async def test_those_of_several_choices_add_up(server: Any, thinking: Any) -> None:
+async def test_reasoning_tokens_of_several_choices_add_up(server: Any, thinking: Any) -> None:
     thinking.says(MARKED + ANSWER)
 
     for usage in await usages(server, n=3):
         assert usage["completion_tokens_details"] == {"reasoning_tokens": 3 * len(MARKED.encode())}
 
 
-async def test_every_chunk_tells_those_so_far(server: Any, thinking: Any) -> None:
+async def test_continuous_usage_has_reasoning_tokens_so_far(server: Any, thinking: Any) -> None:
     thinking.says(*MARKED, ANSWER)
 
     reply = await server.chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
@@ -129,7 +129,7 @@ async def test_a_model_without_a_parser_of_reasoning_is_silent(server: Any, mode
     assert not any("completion_tokens_details" in usage for usage in await usages(server))
 
 
-async def test_responses_and_messages_are_told_them(server: Any, thinking: Any) -> None:
+async def test_responses_and_messages_report_reasoning_tokens(server: Any, thinking: Any) -> None:
     thinking.says(MARKED + ANSWER)
 
     response = (await server.post("/v1/responses", {"model": "m", "input": "Hi"})).json()

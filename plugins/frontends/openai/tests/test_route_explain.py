@@ -14,7 +14,7 @@ PATH = "/route/explain"
 CONVERSATION = [{"role": "user", "content": "Hi"}]
 
 
-async def test_what_the_router_looks_at_is_told_by_role(server: Server) -> None:
+async def test_the_explanation_lists_ranks_by_role(server: Server) -> None:
     rank = RankView(7, "mock", 0, "free", 2, 30, 5, overlap=1, shared=0, cost=2.5, best=True)
     model = server.add_model()
     model.views = [RouteView("aggregated", "kv", 2, 16, [rank])]
@@ -56,7 +56,7 @@ async def test_what_the_router_looks_at_is_told_by_role(server: Server) -> None:
 @pytest.mark.parametrize(
     "named", [{"nvext": {"session_id": "s"}}, {"prompt_cache_key": "s"}], ids=lambda named: next(iter(named))
 )
-async def test_the_router_is_told_the_session_that_the_body_names(server: Server, named: dict[str, Any]) -> None:
+async def test_the_router_gets_the_session_of_the_body(server: Server, named: dict[str, Any]) -> None:
     model = server.add_model()
 
     await server.post(PATH, {"model": "m", "prompt": "Hi", **named})
@@ -109,7 +109,7 @@ async def test_a_prompt_is_looked_at_as_an_engine_would_be_given_it(
         ([1], 400, None),
     ],
 )
-async def test_what_cannot_be_explained_is_refused_by_its_field(
+async def test_unexplainable_requests_are_refused_with_their_field(
     server: Server, body: Any, status: int, field: str | None
 ) -> None:
     model = server.add_model()
@@ -131,7 +131,7 @@ async def test_a_model_must_be_named_where_there_are_several(server: Server) -> 
 
 
 @pytest.mark.parametrize("disabled", [False, True])
-async def test_it_is_for_operators_and_can_be_left_out(cold_server: Server, disabled: bool) -> None:
+async def test_route_explain_is_an_operators_route_and_can_be_disabled(cold_server: Server, disabled: bool) -> None:
     cold_server.configure(disable_admin_api=disabled)
     await cold_server.start()
 

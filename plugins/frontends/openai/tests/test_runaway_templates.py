@@ -200,7 +200,7 @@ async def test_a_template_that_runs_away_is_stopped(
     assert watched.longest < LONGEST
 
 
-async def test_a_sound_template_gives_on_the_loop_what_it_gives_without_bounds(patient: TemplateStore) -> None:
+async def test_a_sound_template_renders_the_same_inline_and_in_a_process(patient: TemplateStore) -> None:
     for name, source in SOUND.items():
         template = ChatTemplate(source, {"bos": "<s>"})
 
@@ -224,7 +224,7 @@ async def test_tools_have_their_own_template_in_a_process_too(patient: TemplateS
     assert await render(patient, template, long=True) == "none"
 
 
-async def test_what_a_template_refuses_is_told_from_a_process_too(patient: TemplateStore) -> None:
+async def test_a_templates_refusal_is_reported_from_a_process_too(patient: TemplateStore) -> None:
     with pytest.raises(InvalidArgument, match="refused the messages: roles must alternate") as caught:
         await render(patient, ChatTemplate("{{ raise_exception('roles must alternate') }}"), long=True)
 
@@ -263,7 +263,7 @@ async def test_after_a_process_was_stopped_the_next_conversation_has_another(sto
 
 
 @pytest.mark.parametrize("megabytes", [0, 200])
-async def test_one_process_serves_many_conversations_however_large_the_frontend_is(
+async def test_one_process_serves_many_conversations_of_a_large_frontend(
     store: TemplateStore, monkeypatch: pytest.MonkeyPatch, megabytes: int
 ) -> None:
     memory = b"x" * (megabytes << 20)
@@ -284,7 +284,7 @@ async def test_one_process_serves_many_conversations_however_large_the_frontend_
     del memory
 
 
-async def test_how_long_a_process_takes_to_start_is_not_the_fault_of_the_template(
+async def test_the_start_time_of_a_process_does_not_count_against_the_template(
     store: TemplateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = template_process.LimitedProcess._wait_for_start
@@ -298,7 +298,7 @@ async def test_how_long_a_process_takes_to_start_is_not_the_fault_of_the_templat
     assert await render(store, ChatTemplate("{{ messages|length }}"), long=True) == "2"
 
 
-async def test_a_machine_on_which_no_process_starts_is_told_as_busy(
+async def test_a_machine_that_starts_no_process_is_unavailable(
     store: TemplateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_process, "STARTS", 0.0)
@@ -307,7 +307,7 @@ async def test_a_machine_on_which_no_process_starts_is_told_as_busy(
         await render(store, ChatTemplate("{{ messages|length }}"), long=True)
 
 
-async def test_other_templates_are_rendered_beside_one_that_runs_away(store: TemplateStore) -> None:
+async def test_other_templates_render_beside_a_runaway_one(store: TemplateStore) -> None:
     runaway = ChatTemplate(RUNAWAYS["nested loops"])
     attacks = [asyncio.create_task(render(store, runaway)) for _ in range(10)]
     await asyncio.sleep(0)
@@ -397,7 +397,7 @@ def test_a_process_without_a_parent_ends_although_its_template_does_not() -> Non
     assert process.returncode < 0
 
 
-async def test_a_client_is_told_which_template_was_stopped_and_others_are_served(cold_server: Any) -> None:
+async def test_a_stopped_template_is_named_and_other_requests_are_served(cold_server: Any) -> None:
     cold_server.configure(template_timeout=0.5)
     files = {"chat_template.jinja": RUNAWAYS["nested loops"].encode()}
     cold_server.add_model("wild", files=files, checksum="1")
@@ -431,5 +431,5 @@ async def test_large_tools_are_rendered_off_the_loop(server: Any, model: Any, mo
     assert watched.longest < LONGEST
 
 
-def test_the_longest_list_is_longer_than_what_is_rendered_on_the_loop() -> None:
+def test_the_item_limit_is_above_the_inline_limit() -> None:
     assert MAX_ITEMS > 4096

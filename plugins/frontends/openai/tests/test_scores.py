@@ -102,7 +102,7 @@ async def test_a_model_that_cannot_is_not_asked(server: Any, path: str) -> None:
     assert reply.json()["message"] == f"Model 'm' does not serve {'score' if 'score' in path else 'rerank'}"
 
 
-async def test_a_model_that_only_sorts_gives_no_scores(cold_server: Any) -> None:
+async def test_a_rerank_only_model_has_no_score_route(cold_server: Any) -> None:
     cold_server.add_model(model_types=["rerank"], capabilities=["rerank"])
     await cold_server.start()
 

@@ -169,7 +169,7 @@ def test_tokens_after_a_marker_are_counted_up_to_the_stop_string(tokenizer: Any)
     assert choice.completion_tokens == 5
 
 
-def test_where_the_reasoning_ends_a_marker_is_one_for_the_parser_of_calls(tokenizer: Any) -> None:
+def test_a_marker_that_ends_reasoning_is_passed_to_the_call_parser(tokenizer: Any) -> None:
     ids = [*tokenizer.encode("<think>Hm", add_special_tokens=False), *tokenizer.encode("<tool_call>")[-1:]]
 
     parser, choice = fed(tokenizer, [ids], Qwen3Parser)
@@ -257,7 +257,7 @@ async def test_a_tokenizer_that_cannot_keep_some_shows_all_special_tokens(cold_s
     assert Noting.made[0].fed == [f"a{OTHER}", f"MARKER {OPEN}", "b"]
 
 
-async def test_a_parser_that_tells_reasoning_reads_in_place_of_both(cold_server: Any) -> None:
+async def test_a_tool_parser_with_reasoning_replaces_the_reasoning_parser(cold_server: Any) -> None:
     model = cold_server.add_model()
     model.parsers = Parsers(Telling, Qwen3Parser)
     model.says("<think>Hm</think>")
@@ -287,9 +287,7 @@ class InChannels(Noting):
         return []
 
 
-async def test_tokens_of_reasoning_are_counted_where_markers_that_are_tokens_tell_it(
-    cold_server: Any, tokenizer: Any
-) -> None:
+async def test_reasoning_tokens_are_counted_with_marker_tokens(cold_server: Any, tokenizer: Any) -> None:
     model = cold_server.add_model()
     model.tokenizer, model.parsers = tokenizer, Parsers(InChannels)
     thought, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (f"{OPEN}abc", f"{CLOSE}de"))

@@ -92,7 +92,7 @@ async def test_arguments_are_text_for_a_template_that_adds_them_to_text(cold_ser
     assert prompt == 'user:Hi;[function weather {"city":"Genf"}]tool:mild;'
 
 
-async def test_parts_are_made_of_texts_for_a_template_that_asks_for_them(cold_server: Any) -> None:
+async def test_texts_become_parts_for_a_template_that_reads_parts(cold_server: Any) -> None:
     cold_server.add_model("m", {"chat_template.json": json.dumps({"chat_template": PARTS}).encode()})
     await cold_server.start()
 
@@ -105,7 +105,7 @@ async def test_a_template_that_is_not_for_the_event_loop_has_the_same_forms(stor
         assert await detected(store, SLOW + source) == await detected(store, source), source
 
 
-async def test_a_template_that_runs_away_keeps_the_forms_that_its_source_tells() -> None:
+async def test_a_runaway_template_keeps_the_forms_found_in_its_source() -> None:
     store = TemplateStore(0.2)
     template = ChatTemplate(
         "{{ messages[0].content is none }}" + "{% for i in range(90000) %}" * 3 + "{% endfor %}" * 3
@@ -134,7 +134,7 @@ async def test_calls_thoughts_and_texts_that_one_message_cannot_hold_are_spread(
     assert prompt == 'user:Hi;(Hm.\n\nI look.)[{"n": "a"}]tool:A;()[{"n": "b"}]tool:B;tool:C;'
 
 
-def test_operators_see_the_forms_and_what_is_wrong_with_a_template() -> None:
+def test_describe_template_reports_forms_and_faults() -> None:
     described = OpenAIFrontend.describe_template({"chat_template.jinja": ONE_CALL.encode()})
 
     assert described["arguments of calls"] == "object"

@@ -132,7 +132,7 @@ async def test_without_a_name_the_only_model_is_meant(cold_server: Any) -> None:
         ("/detokenize", {"tokens": [72], "nonsense": 1}, "nonsense"),
     ],
 )
-async def test_what_is_wrong_is_told_with_the_field(server: Any, path: str, fields: dict[str, Any], param: str) -> None:
+async def test_invalid_fields_are_refused_by_name(server: Any, path: str, fields: dict[str, Any], param: str) -> None:
     reply = await server.post(path, {"model": "m", **fields})
 
     assert (reply.status, reply.json()["error"]["param"]) == (400, param)
@@ -164,7 +164,7 @@ async def test_a_model_is_ready_when_no_role_is_missing(cold_server: Any) -> Non
     assert (changed_models["ready"], changed_models["missing_worker_types"]) == (False, ["prefill"])
 
 
-async def test_a_model_that_waits_for_workers_says_for_which_and_an_unknown_one_does_not_exist(
+async def test_readiness_names_missing_workers_and_unknown_models_are_404(
     cold_server: Any,
 ) -> None:
     cold_server.add_model()
@@ -177,7 +177,7 @@ async def test_a_model_that_waits_for_workers_says_for_which_and_an_unknown_one_
     assert (unknown.status, unknown.json()["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_the_official_client_finds_a_model_whose_name_has_slashes(cold_server: Any) -> None:
+async def test_the_official_client_finds_a_model_with_slashes_in_its_name(cold_server: Any) -> None:
     cold_server.add_model("org/name")
     await cold_server.start()
     url = f"{cold_server.url}/v1"

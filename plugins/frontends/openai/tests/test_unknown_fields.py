@@ -51,7 +51,7 @@ async def test_a_stream_names_them_in_its_head(lenient: Any) -> None:
     assert (reply.status, reply.headers[HEADER], reply.text()) == (200, "wish", "x")
 
 
-async def test_they_are_counted_by_route(lenient: Any) -> None:
+async def test_ignored_fields_are_counted_by_route(lenient: Any) -> None:
     await lenient.chat(wish=1, other=2)
     await lenient.complete(wish=1)
 
@@ -64,7 +64,7 @@ async def test_they_are_counted_by_route(lenient: Any) -> None:
     assert (counted("chat_completions"), counted("completions")) == (2, 1)
 
 
-async def test_names_that_no_header_can_hold_are_told_without_harm(lenient: Any) -> None:
+async def test_unprintable_ignored_fields_are_escaped_in_the_header(lenient: Any) -> None:
     strange = {"a\r\nset-cookie: x": 1, "é" * 1000: 2, **{f"field{at}": 3 for at in range(30)}}
 
     reply = await lenient.chat(**strange)
@@ -87,7 +87,7 @@ async def test_an_engine_that_takes_text_does_not_get_them(cold_server: Any) -> 
     assert ("wish" in body, body["service_tier"]) == (False, "flex")
 
 
-async def test_what_would_change_the_answer_is_refused_all_the_same(lenient: Any) -> None:
+async def test_fields_that_change_the_answer_are_still_refused(lenient: Any) -> None:
     template = await lenient.chat(chat_template="x")
     functions = await lenient.chat(functions=[{"name": "f"}])
 
@@ -98,7 +98,7 @@ async def test_what_would_change_the_answer_is_refused_all_the_same(lenient: Any
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_unless_told_otherwise_they_are_refused(server: Any, path: str) -> None:
+async def test_unknown_fields_are_refused_by_default(server: Any, path: str) -> None:
     reply = await server.post(path, {"model": "m", **BODIES[path], "wish": 1})
 
     assert reply.status == 400

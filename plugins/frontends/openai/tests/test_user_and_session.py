@@ -35,7 +35,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("path", "body", "user", "session"), NAMED)
-async def test_admission_and_the_record_see_what_the_body_names(
+async def test_admission_and_record_get_the_user_and_session_of_the_body(
     server: Any, model: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], user: str, session: str
 ) -> None:
     model.script = lambda call: call.finish(text="x")
@@ -98,7 +98,7 @@ def test_a_body_of_wrong_types_names_nothing_and_breaks_nothing(raw: dict[str, A
 
 
 @pytest.mark.parametrize("headers", [{}, {"origin": "https://a.example"}])
-async def test_a_limit_is_told_by_both_ways_of_writing_an_answer(
+async def test_limit_headers_are_on_raw_and_ordinary_responses(
     server: Any, model: Any, headers: dict[str, str]
 ) -> None:
     model.precheck_refusal = RateLimited("60 a minute", retry_after=9, limits={"limit-tokens": "5"})
@@ -112,7 +112,7 @@ async def test_a_limit_is_told_by_both_ways_of_writing_an_answer(
 
 
 @pytest.mark.parametrize("headers", [{}, {"origin": "https://a.example"}])
-async def test_a_spent_quota_is_told_by_both_ways_of_writing_an_answer(
+async def test_quota_headers_are_on_raw_and_ordinary_responses(
     server: Any, model: Any, headers: dict[str, str]
 ) -> None:
     model.precheck_refusal = QuotaExceeded("spent")
@@ -125,7 +125,7 @@ async def test_a_spent_quota_is_told_by_both_ways_of_writing_an_answer(
 
 
 @pytest.mark.parametrize("span", ["1h2m3.5s", "6m0s", "20ms", "90s"])
-async def test_the_anthropic_api_tells_the_moment_of_a_reset(server: Any, model: Any, span: str) -> None:
+async def test_the_anthropic_api_reports_the_time_of_a_limit_reset(server: Any, model: Any, span: str) -> None:
     limits = {"reset-tokens": span, "limit-requests": "60"}
     model.precheck_refusal = RateLimited("slow down", limits=limits)
 
@@ -138,7 +138,7 @@ async def test_the_anthropic_api_tells_the_moment_of_a_reset(server: Any, model:
 
 
 @pytest.mark.parametrize("span", ["", "soon", "5", "-1s"])
-async def test_a_reset_that_is_no_time_is_not_told_there(server: Any, model: Any, span: str) -> None:
+async def test_an_unparsable_reset_is_left_out_of_the_anthropic_headers(server: Any, model: Any, span: str) -> None:
     model.precheck_refusal = RateLimited("slow down", limits={"reset-tokens": span})
 
     reply = await server.post("/v1/messages", CHAT | {"max_tokens": 5})

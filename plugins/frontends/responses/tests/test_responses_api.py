@@ -47,7 +47,7 @@ def template() -> str:
     return TEMPLATE
 
 
-async def test_a_client_that_keeps_only_what_is_encrypted_restores_the_thoughts(server: Any, model: Any) -> None:
+async def test_encrypted_reasoning_restores_the_thoughts(server: Any, model: Any) -> None:
     model.says(THOUGHT + "Yes?")
     fields = {"include": ["reasoning.encrypted_content"], "store": False}
 
@@ -154,7 +154,7 @@ async def shown(server: Any, **fields: Any) -> str:
     return await server.shown(PATH, body(**fields))  # type: ignore[no-any-return]
 
 
-async def test_an_input_is_what_the_user_says_after_the_instructions(server: Any) -> None:
+async def test_an_input_becomes_a_user_message_after_the_instructions(server: Any) -> None:
     message = {"role": "user", "content": [{"type": "input_text", "text": "Hi"}, {"type": "input_text", "text": "you"}]}
 
     for each in ("Hi\nyou", [message], [{"type": "message", **message}]):
@@ -223,7 +223,7 @@ async def test_tools_and_effort_are_shown_as_in_a_chat_request(server: Any) -> N
     assert prompt.splitlines()[1] == "EFFORT low"
 
 
-async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model: Any) -> None:
+async def test_request_fields_reach_the_engine(server: Any, model: Any) -> None:
     model.says("x")
     choice = {"type": "function", "name": "weather"}
     reply = await server.post(
@@ -238,7 +238,7 @@ async def test_the_engine_is_asked_for_what_the_client_wants(server: Any, model:
     assert request.sampling_options.guided_decoding.json == SCHEMA
 
 
-async def test_a_load_tester_may_ask_for_the_whole_length(server: Any, model: Any) -> None:
+async def test_ignore_eos_is_accepted(server: Any, model: Any) -> None:
     model.says("x", reason=FinishReason.LENGTH)
 
     reply = await server.post(PATH, body(max_output_tokens=7, ignore_eos=True))
@@ -359,7 +359,7 @@ async def test_an_answer_that_was_cut_off_is_incomplete_and_so_is_its_last_item(
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(1, 9), min_size=1, max_size=30))
-async def test_however_an_answer_is_cut_both_ways_say_the_same(server: Any, model: Any, cuts: list[int]) -> None:
+async def test_streamed_and_whole_answers_agree_however_cut(server: Any, model: Any, cuts: list[int]) -> None:
     model.says_cut(THOUGHT + "Ja, é😀.\n" + CALL + " so", cuts)
 
     assert [item["type"] for item in (await both(server, tools=TOOLS))["output"]] == [
@@ -402,7 +402,7 @@ def calling(name: str, arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def test_a_custom_tool_is_shown_as_a_function_with_its_grammar_told(server: Any) -> None:
+async def test_a_custom_tool_becomes_a_function_with_its_grammar_in_the_description(server: Any) -> None:
     prompt = await shown(server, tools=[PATCH])
 
     function = json.loads(prompt.splitlines()[0].removeprefix("TOOL "))["function"]
@@ -468,7 +468,7 @@ async def test_tools_of_a_namespace_are_called_by_their_own_names_in_it(server: 
     ]
 
 
-async def test_calls_of_all_kinds_and_what_they_gave_are_shown_again(server: Any) -> None:
+async def test_earlier_calls_of_all_kinds_and_their_results_are_in_the_prompt(server: Any) -> None:
     items = [
         {"role": "user", "content": "Go."},
         {"type": "custom_tool_call", "call_id": "c1", "name": "patch", "input": "a\nb"},
@@ -552,7 +552,7 @@ WITHOUT_EFFECT: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", WITHOUT_EFFECT, ids=lambda fields: next(iter(fields)))
-async def test_what_does_not_change_the_meaning_of_an_answer_is_accepted(server: Any, fields: dict[str, Any]) -> None:
+async def test_fields_without_effect_are_accepted(server: Any, fields: dict[str, Any]) -> None:
     assert await shown(server, **fields) == "user: Hi\nassistant: "
 
 
@@ -564,7 +564,7 @@ def test_every_field_of_the_official_client_is_known() -> None:
         assert set(params.__annotations__) - set(known.__struct_fields__) - set(passive) == set()
 
 
-async def test_the_tokens_of_a_request_are_counted_without_asking_anybody(
+async def test_input_tokens_are_counted_without_asking_an_engine(
     server: Any, model: Any, sdk: openai.AsyncOpenAI
 ) -> None:
     items: Any = {"instructions": "Be kind.", "input": "Hi", "tools": [*TOOLS, PATCH]}
@@ -627,9 +627,7 @@ async def test_the_tokens_of_a_request_are_counted_without_asking_anybody(
         ({"nonsense": 1}, "nonsense"),
     ],
 )
-async def test_what_is_wrong_is_told_with_the_field(
-    server: Any, model: Any, fields: dict[str, Any], param: str
-) -> None:
+async def test_invalid_fields_are_refused_by_name(server: Any, model: Any, fields: dict[str, Any], param: str) -> None:
     request = {name: value for name, value in body(**fields).items() if value is not None}
 
     reply = await server.post(PATH, request)
@@ -701,7 +699,7 @@ async def test_the_official_client_reads_answers_and_streams(sdk: openai.AsyncOp
     assert [json.loads(event.arguments) for event in done] == [{"city": "Oslo"}]
 
 
-async def test_the_official_client_is_told_of_a_stream_that_broke(sdk: openai.AsyncOpenAI, model: Any) -> None:
+async def test_the_official_client_raises_on_a_broken_stream(sdk: openai.AsyncOpenAI, model: Any) -> None:
     model.parsers = Parsers()
     asking = asyncio.create_task(sdk.responses.create(model="m", input="Hi", stream=True))
     call = await model.call()

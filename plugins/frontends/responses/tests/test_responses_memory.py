@@ -159,7 +159,7 @@ async def test_a_response_goes_on_from_a_stored_one_without_its_instructions(ser
     assert shown == "system: Be brief.\nuser: Oslo?\nassistant: Rain.\nuser: And Rome?\nassistant: "
 
 
-async def test_what_is_told_of_being_stored(server: Any) -> None:
+async def test_responses_report_whether_they_are_stored(server: Any) -> None:
     first = await ask(server)
     second = await ask(server, previous_response_id=first["id"], store=False)
 
@@ -196,7 +196,7 @@ async def test_the_last_event_of_a_stream_comes_once_the_response_is_stored(serv
     assert rest
 
 
-async def test_a_streamed_response_can_be_gone_on_from(server: Any) -> None:
+async def test_a_streamed_response_can_be_continued(server: Any) -> None:
     server.directory.models["m"].says("Ra", "in.")
     reply = await server.post(PATH, body(input="Oslo?", stream=True))
     completed = [event for event in events(reply) if event["type"] == "response.completed"]
@@ -217,7 +217,7 @@ async def test_a_response_that_was_cut_off_by_its_limit_is_stored_as_that(server
     assert await http(server, "GET", f"{PATH}/{made['id']}") == (200, made)
 
 
-async def test_of_a_client_that_leaves_nothing_is_stored(server: Any, store: Watched) -> None:
+async def test_the_response_of_a_disconnected_client_is_not_stored(server: Any, store: Watched) -> None:
     connection, call, _ = await server.begun(PATH, body(stream=True))
     await connection.aclose()
     async with asyncio.timeout(10):
@@ -227,7 +227,7 @@ async def test_of_a_client_that_leaves_nothing_is_stored(server: Any, store: Wat
     assert store.written == []
 
 
-async def test_a_chain_of_any_length_is_told_whole_and_takes_space_as_it_grows(server: Any, store: Watched) -> None:
+async def test_a_long_chain_is_replayed_whole_in_linear_space(server: Any, store: Watched) -> None:
     turns = 3 * NEAR + 2
     previous: dict[str, Any] = {}
     for number in range(turns):
@@ -242,7 +242,7 @@ async def test_a_chain_of_any_length_is_told_whole_and_takes_space_as_it_grows(s
     assert max(sizes) < sizes[0] + 60 * NEAR
 
 
-async def test_a_chain_that_has_lost_a_response_is_not_gone_on_from(server: Any) -> None:
+async def test_a_chain_with_a_missing_response_cannot_be_continued(server: Any) -> None:
     first = await ask(server)
     second = await ask(server, previous_response_id=first["id"])
     await http(server, "DELETE", f"{PATH}/{first['id']}")
@@ -254,7 +254,7 @@ async def test_a_chain_that_has_lost_a_response_is_not_gone_on_from(server: Any)
 
 
 @pytest.mark.parametrize("id", ["resp_none", "", "x" * 2000, "conv_1", "resp_ü\n", "resp_a:b"])
-async def test_what_is_not_there_is_told_in_the_words_of_the_api(server: Any, id: str) -> None:
+async def test_an_unknown_previous_response_has_the_apis_error(server: Any, id: str) -> None:
     reply = await server.post(PATH, body(previous_response_id=id))
 
     error = reply.json()["error"]
@@ -304,7 +304,7 @@ async def test_items_are_named_instead_of_sent_again(server: Any) -> None:
     assert await prompt(server, input=items) == "user: Oslo?\nassistant: Rain.\nuser: Rome?\nassistant: "
 
 
-async def test_a_response_to_named_items_is_gone_on_from_and_keeps_them_as_names(server: Any, store: Watched) -> None:
+async def test_a_response_to_item_references_keeps_them_as_references(server: Any, store: Watched) -> None:
     first = await ask(server, input="Oslo?", says="x" * 500)
     named = {"type": "item_reference", "id": first["output"][0]["id"]}
     second = await ask(server, input=[named, {"role": "user", "content": "Rome?"}], says="Sun.")
@@ -328,7 +328,7 @@ async def test_items_are_named_that_a_later_response_had_named_too(server: Any) 
 
 
 @pytest.mark.parametrize("id", ["msg_1", "rs_none-0", "", "msg_" + "x" * 3000, "msg_a.b-0", "resp_"])
-async def test_an_item_that_is_not_there_is_told_with_the_remedy(server: Any, id: str) -> None:
+async def test_an_unknown_item_reference_has_an_error_with_a_remedy(server: Any, id: str) -> None:
     reply = await server.post(PATH, body(input=[{"type": "item_reference", "id": id}]))
 
     assert reply.status == 404
@@ -384,7 +384,7 @@ async def test_a_page_that_cannot_be_is_refused_by_name(server: Any, query: str,
     assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_what_a_stored_response_cannot_do_is_refused(server: Any) -> None:
+async def test_unsupported_operations_on_stored_responses_are_refused(server: Any) -> None:
     made = await ask(server)
 
     status, error = await http(server, "GET", f"{PATH}/{made['id']}?stream=true")
@@ -460,13 +460,13 @@ async def test_a_conversation_that_cannot_be_is_refused_by_field(
     assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_a_request_goes_on_from_one_thing_only(server: Any) -> None:
+async def test_previous_response_and_conversation_exclude_each_other(server: Any) -> None:
     reply = await server.post(PATH, body(previous_response_id="resp_1", conversation="conv_1"))
 
     assert (reply.status, reply.json()["error"]["param"]) == (400, "conversation")
 
 
-async def test_tokens_are_counted_with_what_came_before(server: Any, store: Watched) -> None:
+async def test_input_tokens_include_the_earlier_turns(server: Any, store: Watched) -> None:
     first = await ask(server, input="Oslo?", says="Rain.")
     written = len(store.written)
 
@@ -483,7 +483,7 @@ async def test_tokens_are_counted_with_what_came_before(server: Any, store: Watc
 
 
 @pytest.mark.parametrize("settings", [{"response_store_turns": 3}])
-async def test_a_conversation_of_too_many_turns_is_not_gone_on_from(server: Any) -> None:
+async def test_a_conversation_with_too_many_turns_cannot_be_continued(server: Any) -> None:
     made = await ask(server)
     for _ in range(4):
         made = await ask(server, previous_response_id=made["id"])
@@ -534,7 +534,7 @@ async def test_an_answer_that_cannot_be_stored_fails(server: Any, store: Watched
 
 @pytest.mark.parametrize("settings", [{"response_store_policy": "pass"}])
 @pytest.mark.parametrize("streams", [False, True])
-async def test_an_answer_that_cannot_be_stored_says_so_if_it_may_pass(
+async def test_an_unstorable_answer_reports_store_false_if_allowed(
     server: Any, store: Watched, streams: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.directory.models["m"].says("Hello")
@@ -551,7 +551,7 @@ async def test_an_answer_that_cannot_be_stored_says_so_if_it_may_pass(
 
 
 @pytest.mark.parametrize("settings", [{"response_store_policy": "pass"}])
-async def test_what_cannot_be_read_is_an_error_whatever_the_policy(server: Any, store: Watched) -> None:
+async def test_an_unreadable_store_is_an_error_with_any_policy(server: Any, store: Watched) -> None:
     made = await ask(server)
     store.away = True
 
@@ -586,7 +586,7 @@ class TestWithoutAStore:
     def prepare(self) -> Any:
         return lambda server: None
 
-    async def test_what_needs_a_store_names_the_setting(self, server: Any) -> None:
+    async def test_stateful_requests_without_a_store_name_the_setting(self, server: Any) -> None:
         for fields in (
             {"previous_response_id": "resp_1"},
             {"conversation": "conv_1"},
@@ -596,7 +596,7 @@ class TestWithoutAStore:
             assert reply.status == 400
             assert "`frontend.response_store`" in reply.json()["error"]["message"]
 
-    async def test_nothing_is_said_to_be_stored(self, server: Any) -> None:
+    async def test_responses_without_a_store_report_store_false(self, server: Any) -> None:
         made = await ask(server, store=True)
 
         assert made["store"] is False

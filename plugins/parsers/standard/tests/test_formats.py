@@ -199,9 +199,7 @@ def test_text_before_between_and_after_calls_is_content(parse: Any, tools: Any, 
 
 @FORMATS
 @pytest.mark.parametrize("buffered", [False, True])
-def test_an_answer_that_is_cut_off_has_nothing_but_what_was_written(
-    parse: Any, tools: Any, written: Written, buffered: bool
-) -> None:
+def test_a_cut_off_answer_adds_nothing_to_its_text(parse: Any, tools: Any, written: Written, buffered: bool) -> None:
     text = written.write([("f", ESCAPED), ("g", '{"b": 2}')])
     for end in range(len(text)):
         parser = written.parser(tools)
@@ -264,7 +262,7 @@ SLIPS: list[tuple[str, Any, str]] = [
 @FORMATS
 @pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize("size", [1, 1000])
-def test_a_slip_that_can_be_read_in_one_way_is_repaired_and_counted(
+def test_unambiguous_slips_are_repaired_and_counted(
     parse: Any, tools: Any, written: Written, size: int, buffered: bool
 ) -> None:
     for arguments, value, kind in SLIPS:
@@ -439,7 +437,7 @@ HARMONY_ANSWERS: list[tuple[str, list[tuple[str, ...]]]] = [
 
 @pytest.mark.parametrize(("text", "expected"), HARMONY_ANSWERS)
 @pytest.mark.parametrize("size", [1, 4, 1000])
-def test_messages_of_harmony_go_where_their_headers_say(
+def test_harmony_messages_are_routed_by_their_headers(
     parse: Any, tools: Any, text: str, expected: list[tuple[str, ...]], size: int
 ) -> None:
     assert parse(GptOssParser(tools), text, [size]) == expected
@@ -455,7 +453,7 @@ def test_tags_that_are_spelled_are_content_where_the_model_has_them_as_tokens(to
     assert "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)) == "Write <|end|> or <|call|>."
 
 
-def test_a_tag_that_comes_as_a_token_ends_what_looked_like_the_beginning_of_one(tools: Any) -> None:
+def test_a_marker_token_ends_a_partial_tag(tools: Any) -> None:
     parser = GptOssParser(tools)
 
     deltas = parser.feed("<|channel|>analysis<|message|>a <|e") + parser.feed_marker("<|end|>") + parser.finish()
@@ -590,7 +588,7 @@ def test_mutated_answers_raise_nothing_and_lose_nothing(parse: Any, tools: Any, 
 
 @FORMATS
 @given(data=st.data())
-def test_any_cut_of_any_calls_gives_the_same(written: Written, data: st.DataObject) -> None:
+def test_any_cut_of_any_calls_parses_the_same(written: Written, data: st.DataObject) -> None:
     values = st.recursive(st.text(max_size=5) | st.integers() | st.none(), lambda inner: st.lists(inner, max_size=3))
     arguments = st.dictionaries(st.text(max_size=3), values, max_size=3)
     calls = data.draw(st.lists(st.tuples(st.sampled_from("fg"), arguments), min_size=1, max_size=3))

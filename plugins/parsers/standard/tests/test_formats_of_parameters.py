@@ -304,7 +304,7 @@ CONTENT: list[tuple[type[ToolCallParser], str, int]] = [
 
 @pytest.mark.parametrize(("cls", "text", "malformed"), CONTENT)
 @pytest.mark.parametrize("size", [1, 1000])
-def test_what_is_no_call_is_content_and_counted(
+def test_malformed_calls_are_content_and_counted(
     parse: Any, cls: type[ToolCallParser], text: str, malformed: int, size: int
 ) -> None:
     parser = cls(TOOLS)
@@ -467,7 +467,7 @@ def test_mutated_answers_lose_no_word(parse: Any, form: Format, count: int) -> N
         assert parse(again, text, [size]) == calls, text
 
 
-def test_only_what_may_still_be_markup_is_held_back() -> None:
+def test_only_possible_markup_is_held_back() -> None:
     parser = Qwen3CoderParser(TOOLS)
 
     assert parser.feed("See: <") == [ContentDelta("See: ")]

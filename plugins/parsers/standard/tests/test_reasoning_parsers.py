@@ -53,7 +53,7 @@ def content(text: str) -> tuple[str, str]:
 )
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("cls", [ThinkParser, Qwen3Parser])
-def test_reasoning_is_what_stands_between_the_tags(
+def test_reasoning_is_the_text_between_the_tags(
     parse: Any, cls: type[ReasoningParser], prompt: str, text: str, expected: list[tuple[str, str]], size: int
 ) -> None:
     assert parse(cls(prompt), text, [size]) == expected
@@ -69,13 +69,13 @@ def test_reasoning_is_what_stands_between_the_tags(
         (CLOSED, "Yes", [content("Yes")]),
     ],
 )
-def test_deepseek_thinks_first_although_nobody_says_so(
+def test_deepseek_r1_reasons_first_without_an_opening_tag(
     parse: Any, prompt: str, text: str, expected: list[tuple[str, str]]
 ) -> None:
     assert parse(DeepSeekR1Parser(prompt), text, [2]) == expected
 
 
-def test_only_what_may_be_part_of_a_tag_is_held_back() -> None:
+def test_only_possible_tag_text_is_held_back() -> None:
     parser = ThinkParser(FREE)
 
     assert parser.feed("<thi") == []
@@ -114,7 +114,7 @@ def test_a_call_ends_reasoning_that_is_not_closed(parse: Any, cls: type[ThinkPar
 
 
 @pytest.mark.parametrize(("cls", "end"), ENDS)
-def test_where_that_markup_is_a_token_its_spelling_ends_nothing(cls: type[ThinkParser], end: str) -> None:
+def test_spelled_call_markup_does_not_end_reasoning_if_it_is_a_token(cls: type[ThinkParser], end: str) -> None:
     opening, _ = cls.FORMAT.pairs[0]
     parser = cls("")
     parser.has_marker_tokens(frozenset({end}))
@@ -224,9 +224,7 @@ def _is_without(shown: str, text: str, tags: set[str]) -> bool:
 @pytest.mark.parametrize("cls", ALL)
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("count", [300, pytest.param(100_000, marks=pytest.mark.full)])
-def test_the_cuts_of_the_text_change_nothing_and_only_tags_and_space_beside_them_are_lost(
-    cls: type[ThinkParser], count: int
-) -> None:
+def test_any_cut_loses_only_tags_and_adjacent_space(cls: type[ThinkParser], count: int) -> None:
     rng = random.Random(cls.NAME)
     for _ in range(count):
         assert_nothing_is_lost(cls, *mixed(rng, cls), [rng.randint(1, 9) for _ in range(3)])

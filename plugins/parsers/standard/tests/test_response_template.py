@@ -284,7 +284,7 @@ def cut(text: str, sizes: list[int]) -> list[str]:
 
 
 @given(MESSAGES, SIZES)
-def test_what_was_written_is_read_however_it_is_cut(
+def test_written_messages_are_read_back_however_cut(
     message: tuple[str, str, str, list[tuple[str, Arguments]]], sizes: list[int]
 ) -> None:
     name, reasoning, content, calls = message
@@ -390,7 +390,7 @@ def test_transformers_reads_the_same_after_a_prompt_that_has_opened_or_closed_th
 
 
 @needs_library
-def test_transformers_gives_values_the_same_types_by_the_schema_of_the_tool() -> None:
+def test_values_have_the_types_of_transformers_by_the_tools_schema() -> None:
     kinds = {"n": "integer", "on": "boolean", "list": "array", "text": "string"}
     properties = {key: {"type": kind} for key, kind in kinds.items()}
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}]
@@ -446,7 +446,7 @@ def test_an_answer_without_any_tag_is_content_where_text_between_fields_is_nothi
     assert Message("channels", ['{"a": 1}']).content == '{"a": 1}'
 
 
-def test_what_the_prompt_says_of_an_opened_thought_is_no_part_of_the_answer() -> None:
+def test_reasoning_opened_in_the_prompt_is_no_part_of_the_answer() -> None:
     """Transformers takes it in."""
     prompt = "<|im_start|>assistant\n<think>\nFirst, "
 
@@ -624,7 +624,7 @@ def test_tags_of_parameters_are_read_as_the_template_has_them(
         (r"<call (?P<name>[^>]+)>", '<call f g>{"a": 1}</call>', '<call f g>{"a": 1}</call>', []),
     ],
 )
-def test_a_name_is_read_as_the_expression_says_but_has_no_white_space(
+def test_a_tool_name_matches_the_expression_without_white_space(
     opening: str, text: str, content: str, calls: list[tuple[str, Arguments]]
 ) -> None:
     parser = TemplateParser.for_model(model(with_calls(open_pattern=opening, close="</call>", transform=FUNCTION)))
@@ -639,7 +639,7 @@ def test_a_name_is_read_as_the_expression_says_but_has_no_white_space(
         ("channels", "<|channel|>commentary to=functions.f<|constrain|>json<|message|>", "<|call|>"),
     ],
 )
-def test_an_engine_with_guided_decoding_is_told_how_calls_are_written(name: str, begin: str, end: str) -> None:
+def test_structural_tags_describe_the_call_format(name: str, begin: str, end: str) -> None:
     tag = made(name)[0].structural_tag(TOOLS, parallel=True, text=True)
 
     assert tag is not None
@@ -648,7 +648,7 @@ def test_an_engine_with_guided_decoding_is_told_how_calls_are_written(name: str,
     assert Message(name, [f'{begin}{{"a": 1}}{end}']).understood() == ("", "", [("f", {"a": 1})])
 
 
-def test_there_is_no_grammar_of_calls_with_tags_inside() -> None:
+def test_calls_with_nested_tags_have_no_structural_tag() -> None:
     assert made("xml")[0].structural_tag(TOOLS, parallel=True, text=True) is None
 
 
@@ -664,7 +664,7 @@ def test_text_of_the_prompt_and_of_the_answer_make_no_tag_together() -> None:
         ("Yes.\n <think> Hm. </think> No. ", "Hm.", "Yes.No. "),
     ],
 )
-def test_white_space_beside_reasoning_belongs_to_its_tags(text: str, reasoning: str, content: str) -> None:
+def test_white_space_around_reasoning_is_dropped(text: str, reasoning: str, content: str) -> None:
     message = Message("json", [text])
 
     assert (message.reasoning, message.content) == (reasoning, content)

@@ -59,7 +59,7 @@ def test_a_value_is_of_the_type_of_its_schema_or_a_string(text: str, kinds: Type
 
 
 @given(st.text() | st.text("{}[]'\",:0123456789.eE+-#() \n"), st.sets(st.sampled_from(KINDS)))
-def test_any_text_becomes_json_and_a_string_says_the_same(text: str, kinds: set[str]) -> None:
+def test_any_text_becomes_json_and_strings_are_unchanged(text: str, kinds: set[str]) -> None:
     value = json.loads(json_of(text, frozenset(kinds)))
 
     if isinstance(value, str) and "json" not in kinds:
@@ -109,5 +109,5 @@ def test_a_parameter_that_the_schema_does_not_name_is_of_the_type_of_additional_
 
 
 @pytest.mark.parametrize("tool", [{}, {"function": 5}, {"function": {"name": "f", "parameters": [1]}}])
-def test_a_tool_without_a_schema_says_nothing(tool: dict[str, Any]) -> None:
+def test_a_tool_without_a_schema_has_no_types(tool: dict[str, Any]) -> None:
     assert ParameterTypes([tool], "f").of("a") is None

@@ -106,7 +106,7 @@ def test_calls_are_found(
 
 @pytest.mark.parametrize(("cls", "text"), CONTENT)
 @pytest.mark.parametrize("size", [1, 1000])
-def test_what_is_no_call_is_content_to_the_last_character(
+def test_text_without_calls_is_all_content(
     parse: Any, tools: Any, cls: type[ToolCallParser], text: str, size: int
 ) -> None:
     assert parse(cls(tools), text, [size]) == ([("content", text)] if text else [])
@@ -134,13 +134,13 @@ def test_what_is_no_call_is_content_to_the_last_character(
     ],
 )
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_what_follows_a_break_is_content(
+def test_text_after_a_broken_call_is_content(
     parse: Any, tools: Any, cls: type[ToolCallParser], text: str, expected: list[tuple[str, ...]], size: int
 ) -> None:
     assert parse(cls(tools), text, [size]) == expected
 
 
-def test_only_what_may_still_be_markup_is_held_back(tools: Any) -> None:
+def test_only_possible_markup_is_held_back(tools: Any) -> None:
     parser = HermesParser(tools)
 
     assert parser.feed("See: <") == [ContentDelta("See: ")]

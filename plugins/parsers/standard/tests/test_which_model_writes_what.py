@@ -121,7 +121,7 @@ def test_every_format_with_signs_is_that_of_a_family() -> None:
     assert {reasoning for _, _, reasoning in FAMILIES.values()} == {*REASONING_SIGNS, None}
 
 
-def test_every_parser_goes_by_the_signs_of_its_name_and_says_what_it_has_found() -> None:
+def test_every_parser_recognizes_the_markers_of_its_format() -> None:
     for template, tools, reasoning in FAMILIES.values():
         model = ModelText(template, frozenset(), {}, {})
         for cls in dynamo_register_tool_parsers():

@@ -233,7 +233,7 @@ def test_no_worker_gets_more_than_its_share_however_the_load_is_skewed(
 
 
 @given(st.dictionaries(st.integers(1, 8), st.tuples(st.integers(0, 50), st.integers(1, 999)), min_size=1))
-def test_some_worker_has_room_always(loads: dict[int, tuple[int, int]]) -> None:
+def test_at_least_one_worker_is_within_the_bound(loads: dict[int, tuple[int, int]]) -> None:
     requests = {worker: active for worker, (active, _) in loads.items()}
 
     assert within_bound(requests, {worker: capacity for worker, (_, capacity) in loads.items()})
@@ -289,7 +289,7 @@ async def test_the_inner_router_serves_requests_without_a_session() -> None:
     assert {await chosen(router, pool, "", request_id=f"r{number}") for number in range(20)} == {1}
 
 
-async def test_the_inner_router_chooses_who_decodes_since_caches_are_of_no_use_there() -> None:
+async def test_the_inner_router_chooses_the_decode_worker() -> None:
     pool = Fleet(dict.fromkeys(range(1, 6), 8))
     router = around(Inner(services_of(pool)))
 
@@ -324,7 +324,7 @@ async def test_a_larger_overlap_chooses_among_workers_with_room(known: bool) -> 
     assert await chosen(router, pool, "s") == holder
 
 
-async def test_of_equal_overlaps_the_session_chooses() -> None:
+async def test_equal_overlaps_are_decided_by_the_session() -> None:
     pool = Fleet(dict.fromkeys(range(1, 5), 8))
     home = home_of(pool)
     ranks = [rated(worker, 2, 9.0 if worker == home else 1.0) for worker in pool.instances]
@@ -332,7 +332,7 @@ async def test_of_equal_overlaps_the_session_chooses() -> None:
     assert await chosen(around(Inner(services_of(pool), ranks)), pool, "s") == home
 
 
-async def test_of_equal_overlaps_the_cost_chooses_where_the_caches_are_known() -> None:
+async def test_equal_overlaps_are_decided_by_cost_if_caches_are_known() -> None:
     pool = Fleet(dict.fromkeys(range(1, 5), 8))
     home = home_of(pool)
     cheap = next(worker for worker in pool.instances if worker != home)
@@ -363,7 +363,7 @@ async def test_a_worker_that_leaves_while_the_inner_router_waits_is_replaced() -
     assert inner.steps == ["route", "route"]
 
 
-async def test_what_the_inner_router_refuses_is_refused() -> None:
+async def test_a_refusal_of_the_inner_router_is_raised() -> None:
     pool = Fleet(dict.fromkeys(range(1, 5), 8))
     inner = Inner(services_of(pool))
 
@@ -417,7 +417,7 @@ async def test_without_costs_the_order_of_the_session_is_shown(router: Any) -> N
     assert made.explain(asked(""), pool) is None
 
 
-async def test_decisions_are_counted_by_what_they_were_made_from() -> None:
+async def test_decisions_are_counted_by_their_reason() -> None:
     pool, tracker = Fleet(dict.fromkeys(range(1, 5), 8)), LoadTracker()
     home = home_of(pool)
     holder = next(worker for worker in pool.instances if worker != home)

@@ -31,7 +31,7 @@ def cost(
     return one
 
 
-def test_running_requests_cost_what_they_are_said_to() -> None:
+def test_active_requests_cost_their_weight() -> None:
     assert cost(Weights(decode_active_request_weight=1.5), requests=4) == 20 + 6
 
 
@@ -45,7 +45,7 @@ def test_running_requests_cost_what_they_are_said_to() -> None:
     tracks=st.booleans(),
     reuse=st.booleans(),
 )
-def test_the_short_way_and_the_long_way_agree_with_the_formula(
+def test_fast_and_full_cost_agree_with_the_formula(
     overlaps: list[int],
     data: st.DataObject,
     tokens: int,

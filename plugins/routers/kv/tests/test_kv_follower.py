@@ -240,7 +240,7 @@ def stored(*names: int, parent: int | None = None) -> KvStored:
     return KvStored(blocks=[KvBlock(name, name) for name in names], parent_hash=parent)
 
 
-def test_what_became_of_each_event_is_told() -> None:
+def test_each_applied_event_is_reported() -> None:
     told = Told()
 
     told.on_event(0, stored(1, 2))
@@ -259,7 +259,7 @@ def test_what_became_of_each_event_is_told() -> None:
     assert not told.warnings
 
 
-def test_a_gap_is_asked_for_and_what_comes_meanwhile_waits() -> None:
+def test_a_gap_is_fetched_while_later_events_wait() -> None:
     told = Told()
     history = KvHistory(1)
     events = [KvEvent(number, stored(number + 1)) for number in range(5)]
@@ -282,7 +282,7 @@ def test_a_gap_is_asked_for_and_what_comes_meanwhile_waits() -> None:
     assert told.held == 6
 
 
-def test_a_worker_that_begins_anew_at_zero_has_lost_what_it_held_even_if_it_names_no_epoch() -> None:
+def test_an_event_number_reset_to_zero_clears_the_workers_blocks() -> None:
     told = Told(has_history=False)
     for number in range(3):
         told.on_event(number, stored(number + 1), epoch=0)
@@ -293,7 +293,7 @@ def test_a_worker_that_begins_anew_at_zero_has_lost_what_it_held_even_if_it_name
     assert told.warnings == {"restart": 1}
 
 
-def test_a_worker_with_another_epoch_has_lost_what_it_held_and_late_events_of_the_old_one_are_left_out() -> None:
+def test_a_new_epoch_clears_the_workers_blocks_and_ignores_old_events() -> None:
     told = Told()
     told.on_event(0, stored(1, 2))
 
@@ -304,7 +304,7 @@ def test_a_worker_with_another_epoch_has_lost_what_it_held_and_late_events_of_th
     assert told.warnings == {"restart": 1, "duplicate": 1}
 
 
-def test_without_anybody_to_ask_a_gap_is_only_told() -> None:
+def test_a_gap_without_history_is_only_warned_about() -> None:
     told = Told(has_history=False)
     told.on_event(41, stored(1))
     told.on_event(43, stored(2, parent=1))
@@ -314,7 +314,7 @@ def test_without_anybody_to_ask_a_gap_is_only_told() -> None:
     assert told.warnings == {"gap": 1}
 
 
-def test_if_asking_is_in_vain_it_goes_on_with_what_it_hears() -> None:
+def test_a_failed_history_request_resumes_with_live_events() -> None:
     told = Told()
     told.on_event(0, stored(1))
     told.on_event(5, stored(2))
@@ -341,7 +341,7 @@ def test_if_too_much_waits_for_an_answer_the_worker_is_asked_again(monkeypatch: 
     assert WORKER in told.follower.missing
 
 
-def test_who_was_not_added_is_not_heard_and_who_has_gone_holds_nothing() -> None:
+def test_events_of_unknown_workers_are_ignored_and_removed_workers_hold_nothing() -> None:
     told = Told()
     told.on_event(0, stored(1))
     told.follower.on_event(RouterEvent(6, KvEvent(0, stored(1)), 1))
@@ -358,9 +358,7 @@ def test_who_was_not_added_is_not_heard_and_who_has_gone_holds_nothing() -> None
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_a_worker_holds_is_told_in_parts_each_block_after_what_it_follows(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_history_parts_list_blocks_after_their_parents(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_history, "PART", 5)
     draw = random.Random(seed)
     engine, history = Engine(0), KvHistory(3)
@@ -380,7 +378,7 @@ def test_what_a_worker_holds_is_told_in_parts_each_block_after_what_it_follows(
     assert [part.event_id for part in parts] == [None] * (len(parts) - 1) + [engine.number - 1]
 
 
-def test_a_block_that_was_stored_again_after_what_follows_it_is_told_first() -> None:
+def test_a_re_stored_parent_comes_before_its_children_in_the_history() -> None:
     history = KvHistory(3)
     told_before: list[KvStored | KvRemoved] = [stored(1, 2, 3), KvRemoved(block_hashes=[2]), stored(2, parent=1)]
     for number, data in enumerate(told_before):
@@ -393,7 +391,7 @@ def test_a_block_that_was_stored_again_after_what_follows_it_is_told_first() -> 
     assert told.index.overlaps(sequence_hashes([1, 2, 3])) == [(3, 1)]
 
 
-def test_who_has_missed_more_than_is_kept_is_told_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_router_beyond_the_kept_events_gets_the_held_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_history, "RECENT", 4)
     history = KvHistory(1)
     for number in range(10):
@@ -411,14 +409,14 @@ def test_who_has_missed_more_than_is_kept_is_told_what_is_held(monkeypatch: pyte
     assert first(10).fresh
 
 
-def test_a_rank_on_which_nothing_has_happened_is_told_of() -> None:
+def test_an_unused_rank_is_in_the_history() -> None:
     history = KvHistory(1)
     history.begin(3)
 
     assert parts_of(history, KvHistoryRequest()) == [KvHistoryPart(3, 1, True, [], -1)]
 
 
-def test_a_worker_that_remembers_nothing_says_so() -> None:
+def test_a_worker_without_history_raises_not_supported() -> None:
     history = KvHistory(1, kept=False)
     history.note(KvEvent(0, stored(1)))
 

@@ -157,7 +157,7 @@ def test_blocks_of_an_engine_with_names_of_its_own_are_found_by_the_tokens_of_a_
     assert index.overlaps(sequence_hashes(block_hashes([*tokens[:40], 7, *tokens[41:]], 16))) == [(2, index.bit(rank))]
 
 
-def test_a_name_that_comes_again_for_something_else_is_told_and_changes_nothing() -> None:
+def test_a_block_name_reused_for_other_content_is_invalid() -> None:
     index, rank = KvIndex(), (1, 0)
     index.store(rank, None, [KvBlock(1, 11), KvBlock(2, 12)])
 
@@ -180,7 +180,7 @@ def test_many_ranks_at_different_depths_are_all_found() -> None:
     assert everybody.overlaps(index, index.overlaps(chain)) == list(depths.values())
 
 
-def test_bits_of_ranks_that_are_gone_are_used_again_once_they_are_swept_away() -> None:
+def test_bits_of_removed_ranks_are_reused_after_a_sweep() -> None:
     index = KvIndex()
     for turn in range(100):
         index.store((turn, 0), None, [KvBlock(1, 11), KvBlock(2, 12)])

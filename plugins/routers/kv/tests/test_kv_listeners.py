@@ -42,7 +42,7 @@ def nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "_listeners", [])
 
 
-def test_all_are_told_until_they_are_forgotten() -> None:
+def test_listeners_are_called_until_unregistered() -> None:
     one, other = Told(), Told()
     listeners.register(one)
     listeners.register(other)
@@ -55,7 +55,7 @@ def test_all_are_told_until_they_are_forgotten() -> None:
     assert (one.records, other.records) == ([RECORD], [RECORD, RECORD])
 
 
-def test_who_is_gone_leaves_nothing_behind() -> None:
+def test_a_collected_listener_leaves_no_reference() -> None:
     one, other = Told(), Told()
     listeners.register(one)
     listeners.register(other)
@@ -68,7 +68,7 @@ def test_who_is_gone_leaves_nothing_behind() -> None:
     assert len(listeners._listeners) == 1
 
 
-def test_who_was_forgotten_may_go() -> None:
+def test_an_unregistered_listener_can_be_collected() -> None:
     one = Told()
     listeners.register(one)
     listeners.unregister(one)

@@ -40,7 +40,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_with_room_nobody_waits() -> None:
+async def test_requests_do_not_wait_while_there_is_room() -> None:
     room = Room(2)
     await room.ask("a")
 
@@ -48,7 +48,7 @@ async def test_with_room_nobody_waits() -> None:
     assert len(room.queue) == 0
 
 
-async def test_who_comes_first_goes_first_and_only_as_many_as_there_is_room_for() -> None:
+async def test_requests_are_released_in_order_of_arrival_up_to_the_room() -> None:
     room = Room()
     for name in "abc":
         await room.ask(name)
@@ -61,7 +61,7 @@ async def test_who_comes_first_goes_first_and_only_as_many_as_there_is_room_for(
     assert room.went == ["a", "b", "c"]
 
 
-async def test_a_lower_order_goes_first_and_nobody_overtakes_those_who_wait() -> None:
+async def test_a_lower_order_is_released_first_without_overtaking() -> None:
     room = Room()
     await room.ask("late", 9)
     await room.ask("early", 1)
@@ -73,7 +73,7 @@ async def test_a_lower_order_goes_first_and_nobody_overtakes_those_who_wait() ->
     assert room.went == ["early", "middle", "late"]
 
 
-async def test_who_gives_up_leaves_its_place_to_the_next() -> None:
+async def test_a_cancelled_request_leaves_its_place_to_the_next() -> None:
     room = Room()
     for name in "abc":
         await room.ask(name)
@@ -90,7 +90,7 @@ async def test_who_gives_up_leaves_its_place_to_the_next() -> None:
     assert (room.went, len(room.queue)) == (["c"], 0)
 
 
-async def test_nobody_waits_longer_than_allowed() -> None:
+async def test_a_wait_over_the_timeout_is_refused() -> None:
     room = Room(timeout=0.01)
     task = await room.ask("a")
 
@@ -111,7 +111,7 @@ async def test_no_more_wait_than_allowed() -> None:
     assert room.went == ["a", "b"]
 
 
-async def test_room_that_nobody_tells_of_is_seen_before_long() -> None:
+async def test_unannounced_room_is_noticed_by_polling() -> None:
     room = Room()
     task = await room.ask("a")
     room.places = 1
@@ -120,7 +120,7 @@ async def test_room_that_nobody_tells_of_is_seen_before_long() -> None:
         await task
 
 
-async def test_those_who_gave_up_are_not_kept() -> None:
+async def test_cancelled_requests_are_dropped_from_the_queue() -> None:
     room = Room()
     await room.ask("first")
     for number in range(200):
@@ -134,7 +134,7 @@ async def test_those_who_gave_up_are_not_kept() -> None:
     assert room.went == ["first"]
 
 
-async def test_when_the_router_closes_those_who_wait_are_refused() -> None:
+async def test_closing_refuses_waiting_requests() -> None:
     room = Room()
     task = await room.ask("a")
 

@@ -176,7 +176,7 @@ async def test_power_of_two_serves_a_single_worker_however_busy() -> None:
 
 
 @pytest.mark.parametrize("kind", [RandomRouter, PowerOfTwoRouter], ids=lambda kind: kind.NAME)
-async def test_what_a_choice_costs_does_not_depend_on_the_number_of_workers(kind: type[LoadAwareRouter]) -> None:
+async def test_the_cost_of_a_choice_is_independent_of_the_number_of_workers(kind: type[LoadAwareRouter]) -> None:
     class Counting(Sequence[Instance]):
         """Eligible workers that count how often one is looked at."""
 
@@ -239,5 +239,5 @@ async def test_the_rank_with_the_least_to_prefill_then_the_fewest_blocks_is_take
 
 
 @each_router
-def test_it_is_found_by_its_name(kind: type[LoadAwareRouter]) -> None:
+def test_the_router_is_loaded_by_its_name(kind: type[LoadAwareRouter]) -> None:
     assert PluginLoader().load("router", kind.NAME) is kind

@@ -44,7 +44,7 @@ def refusal_of(type: type[Any], body: bytes) -> Refusal:
         (b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "recursion limit exceeded"),
     ],
 )
-def test_what_is_no_json_is_told_with_its_place(body: bytes, text: str) -> None:
+def test_a_json_syntax_error_has_its_position(body: bytes, text: str) -> None:
     # The fields of an object that ends are looked at before what follows it.
     refused = refusal_of(Peer if text.startswith("trailing") else Registration, body)
 
@@ -65,7 +65,7 @@ def test_what_is_no_json_is_told_with_its_place(body: bytes, text: str) -> None:
         ('"é"', "expected `object`, got `str` at line 1 column 4"),
     ],
 )
-def test_what_is_json_but_not_the_body_is_told_with_field_and_place(body: str, text: str) -> None:
+def test_a_schema_error_has_field_and_position(body: str, text: str) -> None:
     refused = refusal_of(Addition, body.encode())
 
     assert isinstance(refused, WrongSchema)
@@ -129,7 +129,7 @@ def test_minus_zero_is_no_integer(body: str, text: str) -> None:
         ['"x":"-0,"', '"y":"worker_id"', r'"z":"\u005f"'],
     ],
 )
-def test_what_only_looks_like_a_second_field_or_minus_zero_is_read(fields: list[str]) -> None:
+def test_text_that_resembles_a_duplicate_field_or_minus_zero_is_accepted(fields: list[str]) -> None:
     body = addition(*fields).replace('"r"', '"-0,"')
 
     read = read_as(Addition, body.encode())
@@ -141,7 +141,7 @@ texts = st.sampled_from(["m", "-0", "-0]", '"worker_id":', "é", "\\", "request_
 
 
 @given(texts, texts, st.dictionaries(texts, texts | st.integers() | st.lists(st.integers())), st.booleans())
-def test_a_body_without_repeats_is_read_whatever_its_texts_are(
+def test_a_body_without_duplicates_is_accepted_with_any_texts(
     model: str, request: str, more: dict[str, Any], ascii: bool
 ) -> None:
     body = more | {"model_name": model, "request_id": request}
@@ -192,7 +192,7 @@ def _reads(text: bytes, value: Any) -> bool:
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"a"', b'{"a":', b"nonsense", b"[1,", b"[" * 100_000, b"\xff"])
-def test_where_nothing_can_be_found_it_is_the_end_of_the_text(body: bytes) -> None:
+def test_an_unlocatable_error_is_placed_at_the_end(body: bytes) -> None:
     assert end_of(body, ["a", 0]) == len(body)
 
 

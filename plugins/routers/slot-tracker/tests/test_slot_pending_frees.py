@@ -89,7 +89,7 @@ lives = st.lists(st.tuples(st.sampled_from(["running", "prefilled", "over"]), st
 
 
 @given(outcomes, lives, st.booleans())
-def test_whatever_is_lost_only_requests_that_run_are_left(
+def test_with_any_lost_calls_only_running_requests_remain(
     lost: list[int], requests: list[tuple[str, int]], ends: bool
 ) -> None:
     async def live() -> None:
@@ -197,7 +197,7 @@ async def test_a_round_that_is_cancelled_loses_none(turns: int) -> None:
     assert set(service.calls) == {f"free r{number}" for number in range(20)}
 
 
-async def test_a_model_that_the_service_has_forgotten_is_not_told_again() -> None:
+async def test_frees_of_an_unknown_model_are_not_repeated() -> None:
     service, waiting = frees(iter(()))
     waiting.put(RequestKey(model_name="gone", request_id="r"), asyncio.get_running_loop().time(), answers=2)
 

@@ -257,7 +257,7 @@ class RegistryModel(RuleBasedStateMachine):
 TestRegistry = RegistryModel.TestCase
 
 
-def test_a_request_older_than_five_minutes_is_gone_at_most_half_a_minute_later() -> None:
+def test_a_request_expires_after_five_minutes_and_at_most_one_sweep() -> None:
     clock = Clock()
     registry = Registry(clock=clock)
     registry.register(worker())
@@ -309,7 +309,7 @@ def test_a_request_of_a_snapshot_is_as_old_as_it_was() -> None:
     assert list(second.scope("m", "default").requests) == ["young"]
 
 
-def test_expiry_can_be_shorter_than_the_look_for_it() -> None:
+def test_the_sweep_interval_never_exceeds_the_expiry() -> None:
     assert Registry(expiry=2).sweep_interval == 2
     assert Registry(expiry=3000).sweep_interval == 30
 

@@ -265,7 +265,7 @@ async def test_every_lifecycle_event_arrives_in_order(replica: Make) -> None:
     assert listener.sync.replication.counts.published == 0
 
 
-async def test_a_replica_that_hears_itself_does_not_listen(replica: Make) -> None:
+async def test_a_replica_ignores_its_own_events(replica: Make) -> None:
     one, other = replica(), replica()
     # By another name of the same endpoint, which nobody can tell.
     one.sync.add_peer(one.sync.endpoint)
@@ -290,7 +290,7 @@ async def test_more_than_one_batch_is_read_without_another_sign(replica: Make) -
     await until(lambda: listener.load == (0, 4 * BATCH))
 
 
-async def test_what_is_no_event_is_counted_and_ignored(heard: tuple[Replica, Stranger]) -> None:
+async def test_malformed_events_are_counted_and_ignored(heard: tuple[Replica, Stranger]) -> None:
     listener, stranger = heard
     stranger.send(TOPIC)
     stranger.send(TOPIC, b"\xc1")
@@ -315,7 +315,7 @@ async def test_what_is_no_event_is_counted_and_ignored(heard: tuple[Replica, Str
     assert listener.sync.replication.counts.dropped == 0
 
 
-async def test_what_does_not_fit_is_dropped(heard: tuple[Replica, Stranger]) -> None:
+async def test_events_of_unknown_workers_are_dropped(heard: tuple[Replica, Stranger]) -> None:
     listener, stranger = heard
     listener.add("mine", [1])
     for fields in (
@@ -390,7 +390,7 @@ async def test_only_so_many_processes_are_remembered(heard: tuple[Replica, Stran
     assert len(resync) == MAX_SOURCES
 
 
-async def test_what_was_lost_is_fetched_from_the_replica_that_has_it(replica: Make) -> None:
+async def test_lost_events_are_fetched_from_their_replica(replica: Make) -> None:
     teller, listener = await two(replica)
     for number in range(100):
         teller.add(f"old{number}", [1, number + 10], 3)
@@ -455,16 +455,14 @@ async def heard_after(teller: Replica, topic: bytes, number: int) -> list[tuple[
         listener.close()
 
 
-async def test_without_the_option_nothing_but_events_is_told(replica: Make) -> None:
+async def test_without_gaps_only_plain_events_are_sent(replica: Make) -> None:
     heard = await heard_after(replica(), b"", 3)
 
     assert [topic for topic, _ in heard] == [TOPIC] * 3
     assert [body.keys() for _, body in heard] == [{"model_name", "tenant_id", "block_size", "event"}] * 3
 
 
-async def test_with_the_option_other_replicas_hear_the_same_events_with_a_number(
-    replica: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_with_gaps_events_carry_a_number(replica: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replicas, "PROGRESS", 0.01)
     teller, listener = replica(gaps=True), replica(gaps=True)
     teller.add("early", [1])
@@ -498,7 +496,7 @@ async def test_only_with_the_option_more_than_events_is_subscribed_to(replica: M
         stranger.close()
 
 
-async def test_replicas_with_and_without_the_option_hear_each_other(replica: Make) -> None:
+async def test_replicas_with_and_without_gaps_interoperate(replica: Make) -> None:
     plain, numbered = replica(), replica(gaps=True)
     await listens(plain, numbered)
     await listens(numbered, plain)
@@ -554,7 +552,7 @@ async def test_a_peer_can_come_after_those_that_listen_to_it(replica: Make) -> N
     assert listener.active
 
 
-def test_a_closed_replica_refuses_peers_and_tells_nobody() -> None:
+def test_a_closed_replica_refuses_peers_and_sends_nothing() -> None:
     registry = Registry()
     sync = Replicas(SyncSettings(ANYWHERE), registry)
 

@@ -252,7 +252,7 @@ def asked_for(link: Link) -> list[PartTopic]:
     return [topic for wanted in link.wanted if (topic := PartTopic.decode(wanted)) is not None]
 
 
-def test_nothing_is_asked_for_while_nothing_is_lost(clock: Clock, pair: Pair) -> None:
+def test_no_part_is_requested_without_a_loss(clock: Clock, pair: Pair) -> None:
     teller, listener, link = pair
     for number in range(50):
         teller.add(f"r{number}", [number])
@@ -356,7 +356,7 @@ def bounded(clock: Clock, **bounds: int) -> Node:
     return node
 
 
-def test_what_is_told_of_other_block_sizes_or_too_many_hashes_is_not_held(clock: Clock, pair: Pair) -> None:
+def test_parts_with_other_block_sizes_or_too_many_hashes_are_ignored(clock: Clock, pair: Pair) -> None:
     teller, _, _ = pair
     listener = bounded(clock, max_hashes=2)
     link = Link(teller, listener)
@@ -375,7 +375,7 @@ def test_what_is_told_of_other_block_sizes_or_too_many_hashes_is_not_held(clock:
     assert set(listener.active) == {"short"}
 
 
-def test_what_there_is_no_room_for_is_not_held(clock: Clock, pair: Pair) -> None:
+def test_requests_beyond_the_room_are_not_held(clock: Clock, pair: Pair) -> None:
     teller, _, _ = pair
     listener = bounded(clock, max_held=14)
     link = Link(teller, listener)
@@ -388,7 +388,7 @@ def test_what_there_is_no_room_for_is_not_held(clock: Clock, pair: Pair) -> None
     assert len(listener.active) == 1
 
 
-def test_one_part_at_a_time_is_asked_for_and_all_of_them_come(
+def test_parts_are_requested_one_at_a_time_until_complete(
     clock: Clock, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replication, "_PART", 1000)
@@ -416,7 +416,7 @@ def test_one_part_at_a_time_is_asked_for_and_all_of_them_come(
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_what_is_lost_between_two_parts_is_fetched_too(
+def test_losses_between_two_parts_are_fetched(
     clock: Clock, pair: Pair, monkeypatch: pytest.MonkeyPatch, heard: bool
 ) -> None:
     monkeypatch.setattr(replication, "_PART", 1000)
@@ -484,7 +484,7 @@ def test_an_event_over_a_second_connection_counts_once(clock: Clock, pair: Pair)
     assert (listener.replication.counts.applied, listener.replication.counts.missed) == (3, 0)
 
 
-def test_a_replica_that_tells_no_progress_is_never_asked(clock: Clock, pair: Pair) -> None:
+def test_a_replica_without_progress_messages_is_never_asked(clock: Clock, pair: Pair) -> None:
     """As one of a version that numbers its events and can do no more."""
     teller, listener, link = pair
     teller.add("a", [1])
@@ -496,7 +496,7 @@ def test_a_replica_that_tells_no_progress_is_never_asked(clock: Clock, pair: Pai
     assert set(listener.active) == {"b"}
 
 
-def test_a_replica_that_hears_itself_asks_for_nothing(clock: Clock) -> None:
+def test_a_replica_never_resyncs_with_itself(clock: Clock) -> None:
     one = Node(clock)
     link = Link(one, one)
     one.add("r", [1])
@@ -541,7 +541,7 @@ def test_other_subscriptions_are_not_answered(pair: Pair, topic: bytes) -> None:
     assert not link.waiting
 
 
-def test_another_replicas_part_is_not_told(pair: Pair) -> None:
+def test_parts_of_another_replica_are_not_served(pair: Pair) -> None:
     teller, listener, link = pair
     topic = PartTopic(teller.replication.identity + 1, 2, 0, 0).encode()
     listener.topics.add(topic)
@@ -571,7 +571,7 @@ def part(topic: PartTopic, number: int) -> Part:
         lambda topic: (topic, part(topic._replace(replica=topic.replica ^ 1), 1)),
     ],
 )
-def test_a_part_that_says_something_else_changes_nothing(clock: Clock, pair: Pair, forge: Forge) -> None:
+def test_a_forged_part_is_ignored(clock: Clock, pair: Pair, forge: Forge) -> None:
     teller, listener, link = pair
     teller.add("r", [1])
     link.break_off()

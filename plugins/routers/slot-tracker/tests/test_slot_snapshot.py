@@ -97,7 +97,7 @@ async def test_more_than_one_line_is_taken(services: Services, token: str | None
     assert len(second.registry.scope("m", "default").requests) == 3 * BATCH + 1
 
 
-async def test_an_empty_service_gives_an_empty_snapshot(services: Services) -> None:
+async def test_an_empty_service_has_an_empty_snapshot(services: Services) -> None:
     first = await services.start(snapshot=True)
 
     second = await services.start(snapshot_from=(first.listener.url,))
@@ -106,7 +106,7 @@ async def test_an_empty_service_gives_an_empty_snapshot(services: Services) -> N
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_it_may_come_in_any_pieces_and_what_does_not_fit_is_left_out(services: Services, size: int) -> None:
+async def test_a_snapshot_is_read_in_any_pieces_and_invalid_entries_are_skipped(services: Services, size: int) -> None:
     url = await services.peer(*(WHOLE[at : at + size] for at in range(0, len(WHOLE), size)))
 
     service = await services.start(snapshot_from=(url,))
@@ -128,7 +128,7 @@ async def test_it_may_come_in_any_pieces_and_what_does_not_fit_is_left_out(servi
         ([b'{"requests":[{"request_id":1}]}\n', WHOLE], 200),
     ],
 )
-async def test_of_one_that_is_not_whole_nothing_is_taken(
+async def test_an_incomplete_snapshot_is_discarded(
     services: Services, pieces: list[bytes], status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = await services.peer(*pieces, status=status)
@@ -150,7 +150,7 @@ async def test_the_next_peer_is_asked_if_one_is_away(services: Services, caplog:
     assert "no snapshot from http://127.0.0.1:1" in caplog.text
 
 
-async def test_what_happens_after_the_snapshot_is_heard(services: Services) -> None:
+async def test_events_after_the_snapshot_are_applied(services: Services) -> None:
     anywhere = "tcp://127.0.0.1:*"
     first = await services.start(snapshot=True, sync=SyncSettings(anywhere))
     assert first.replicas is not None
@@ -178,7 +178,7 @@ async def test_what_happens_after_the_snapshot_is_heard(services: Services) -> N
         ({"snapshot_from": ("http://x",), "snapshot_ca": "/nowhere.pem"}, "--snapshot-ca: /nowhere.pem cannot be used"),
     ],
 )
-async def test_what_cannot_work_is_an_error_of_the_set_up(services: Services, settings: Any, says: str) -> None:
+async def test_impossible_snapshot_settings_are_config_errors(services: Services, settings: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         await services.start(**settings)
 
@@ -195,7 +195,7 @@ def test_options_of_a_certificate_without_one_are_refused(files: Any, says: str)
         listener_tls(*files)
 
 
-async def test_it_ends_twice_and_without_a_start() -> None:
+async def test_the_service_can_be_closed_twice_and_without_a_start() -> None:
     service = Service(ServiceSettings(host="127.0.0.1", port=0, sync=SyncSettings("tcp://127.0.0.1:*")))
 
     await service.aclose()

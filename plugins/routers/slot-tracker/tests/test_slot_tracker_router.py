@@ -211,7 +211,7 @@ async def test_a_prompt_goes_where_its_blocks_are_active(house: House) -> None:
     assert decode.instance.instance_id == 3 - there[0]
 
 
-async def test_the_service_is_told_what_becomes_of_a_request(house: House) -> None:
+async def test_the_service_gets_add_prefill_complete_and_free(house: House) -> None:
     house.worker(1, ranks=2)
     await house.serve()
     router = await house.router()
@@ -232,7 +232,7 @@ async def test_the_service_is_told_what_becomes_of_a_request(house: House) -> No
     assert not router._reservations.unknown
 
 
-async def test_what_is_decoded_shares_no_blocks_with_anything(house: House) -> None:
+async def test_decode_requests_share_no_blocks(house: House) -> None:
     """The cache of a prompt is brought to each request, whatever others of the same prompt hold."""
     router = await house.running()
     prompt = list(range(80))
@@ -281,7 +281,7 @@ async def test_a_burst_is_spread_although_the_service_does_not_know_of_it_yet(ho
     await until(lambda: not router._reservations.unknown)
 
 
-async def test_a_request_that_ends_before_it_was_told_is_never_told(
+async def test_a_request_that_ends_before_its_report_is_not_reported(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     house.worker(1)
@@ -322,7 +322,7 @@ async def test_workers_that_come_and_go_are_made_known(house: House) -> None:
     await until(lambda: len(house.loads) == 3)
 
 
-async def test_a_worker_that_somebody_removed_from_the_service_is_registered_again(house: House) -> None:
+async def test_a_worker_removed_from_the_service_is_registered_again(house: House) -> None:
     for worker in (1, 2):
         house.worker(worker)
     service = await house.serve()
@@ -336,7 +336,7 @@ async def test_a_worker_that_somebody_removed_from_the_service_is_registered_aga
     await house.known()
 
 
-async def test_a_worker_that_the_service_does_not_take_is_told_once(
+async def test_a_worker_refused_by_the_service_is_warned_about_once(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
     service = await house.serve()
@@ -403,7 +403,7 @@ async def test_a_service_that_hangs_costs_its_deadline_once(house: House) -> Non
 
 
 @pytest.mark.parametrize("answer", [b"nonsense", b'[{"worker_id": 1}]', b"{}"])
-async def test_what_is_no_answer_of_a_service_counts_as_none(house: House, answer: bytes) -> None:
+async def test_an_invalid_answer_of_the_service_counts_as_no_answer(house: House, answer: bytes) -> None:
     house.worker(1)
 
     async def handle(_: web.BaseRequest) -> web.Response:
@@ -424,7 +424,9 @@ async def test_what_is_no_answer_of_a_service_counts_as_none(house: House, answe
         await runner.cleanup()
 
 
-async def test_it_comes_back_when_the_service_does(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_router_uses_the_service_again_after_its_return(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     house.worker(1)
     first = await house.serve()
@@ -444,7 +446,7 @@ async def test_it_comes_back_when_the_service_does(house: House, caplog: pytest.
     assert house.decisions("service") == 1
 
 
-async def test_a_token_is_sent_and_a_wrong_one_is_told(house: House, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_token_is_sent_and_a_wrong_one_is_logged(house: House, caplog: pytest.LogCaptureFixture) -> None:
     house.worker(1)
     await house.serve(token=TOKEN)
     await house.router(token=TOKEN)
@@ -522,7 +524,7 @@ async def test_requests_that_end_while_the_service_hangs_are_freed_afterwards(ho
     await until(lambda: router._reservations.pending == 0)
 
 
-async def test_a_request_whose_add_was_not_answered_is_freed_all_the_same(house: House) -> None:
+async def test_a_request_with_an_unanswered_add_is_freed(house: House) -> None:
     house.worker(1)
     proxy = await house.proxied()
     router = await house.router(f"http://127.0.0.1:{proxy.port}", pause=0.2)
@@ -562,7 +564,7 @@ async def test_an_add_that_its_free_has_overtaken_is_freed_again(house: House) -
         await until(lambda: house.loads == {(1, 0): (0, 0)})
 
 
-async def test_a_request_that_the_service_never_heard_of_is_not_freed_there(house: House) -> None:
+async def test_a_request_unknown_to_the_service_is_not_freed(house: House) -> None:
     house.worker(1)
     first = await house.serve()
     router = await house.router(pause=60)
@@ -579,7 +581,7 @@ async def test_a_request_that_the_service_never_heard_of_is_not_freed_there(hous
     assert router._reservations.pending == 0
 
 
-async def test_what_waits_is_told_when_the_router_ends(house: House) -> None:
+async def test_pending_reports_are_sent_when_the_router_closes(house: House) -> None:
     # Left alone for a minute: only the end of the router does not wait that long.
     proxy, router = await left_while_it_hangs(house, 20, pause=60)
     await until(lambda: router._reservations.pending == 20)
@@ -599,7 +601,7 @@ async def test_a_service_that_hangs_does_not_hold_up_the_end(house: House, caplo
     assert "5 requests could not be told to the slot tracker" in caplog.text
 
 
-async def test_nothing_is_left_when_it_ends(house: House) -> None:
+async def test_no_request_is_left_at_the_service_after_the_close(house: House) -> None:
     router = await house.running()
     prompt = list(range(8))
     routes = [await router.route(ask(prompt), house.pool) for _ in range(50)]

@@ -87,7 +87,7 @@ async def test_a_prefix_of_the_config_is_shared_by_namespaces(server: RedisServe
         assert await two.get("me", ["a"]) == [b"1"]
 
 
-async def test_a_put_whose_answer_was_lost_is_sent_again_and_has_succeeded(
+async def test_a_put_with_a_lost_answer_is_repeated_successfully(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with make(server) as store:

@@ -53,7 +53,7 @@ class TestContract(ResponseStoreKit):
         self.kept.rename(store.config.path)
 
 
-async def test_a_writer_that_another_process_keeps_waiting_gives_up_in_time(path: Path) -> None:
+async def test_a_writer_blocked_by_another_process_times_out(path: Path) -> None:
     async with make(path, timeout=0.1) as store:
         await store.start()
         other = sqlite3.connect(path, isolation_level=None)
@@ -67,7 +67,7 @@ async def test_a_writer_that_another_process_keeps_waiting_gives_up_in_time(path
         assert await store.put("me", {"a": b"1"}, 60)
 
 
-async def test_what_a_killed_process_has_been_told_is_written_is_there(path: Path) -> None:
+async def test_acknowledged_writes_survive_a_kill(path: Path) -> None:
     program = f"""
 import asyncio, os, pathlib
 from dynamo_core import ResponseStoreServices

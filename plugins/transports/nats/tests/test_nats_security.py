@@ -39,7 +39,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_who_knows_the_secret_is_let_in(bench: Any, way: str) -> None:
+async def test_a_correct_login_is_accepted(bench: Any, way: str) -> None:
     settings, right, _ = WAYS[way]
     nats = bench.server(settings)
     server, client = (
@@ -51,7 +51,7 @@ async def test_who_knows_the_secret_is_let_in(bench: Any, way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_wrong_secret_ends_the_start_at_once_and_is_not_told(bench: Any, way: str) -> None:
+async def test_a_wrong_login_fails_the_start_without_showing_the_secret(bench: Any, way: str) -> None:
     settings, right, wrong = WAYS[way]
     nats = bench.server(settings)
     expected = f"does not let us in .*check `{next(iter(right))}`"
@@ -63,14 +63,14 @@ async def test_a_wrong_secret_ends_the_start_at_once_and_is_not_told(bench: Any,
     assert "\n" not in str(caught.value)
 
 
-async def test_a_server_that_asks_for_a_login_is_named_with_the_ways_there_are(bench: Any) -> None:
+async def test_a_missing_login_is_a_config_error_that_lists_the_options(bench: Any) -> None:
     nats = bench.server(WAYS["token"][0])
 
     with pytest.raises(ConfigError, match=r"does not let us in .*set `user` and `password`, `token`"):
         await bench.transport(nats)
 
 
-async def test_a_key_lets_in_without_a_password(bench: Any) -> None:
+async def test_an_nkey_logs_in_without_a_password(bench: Any) -> None:
     private, public = seed()
     nats = bench.server(f"authorization {{ users: [ {{ nkey: {public} }} ] }}")
     server = await bench.transport(nats, nkey=private)
@@ -86,7 +86,7 @@ def test_a_key_that_is_none_is_refused_without_showing_it() -> None:
     assert "SUNOTAKEYATALL" not in str(caught.value)
 
 
-def test_a_credentials_file_is_looked_at_before_anything_starts(tmp_path: Path) -> None:
+def test_a_credentials_file_is_checked_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"credentials: .*no\.creds.* cannot be read"):
         NatsTransport(NatsConfig(credentials=tmp_path / "no.creds"), Metrics())
     (tmp_path / "bad.creds").write_text("hello")
@@ -129,7 +129,7 @@ async def test_calls_over_tls(bench: Any, certificates: Path, verify: bool) -> N
     assert await greet(server, client) == b"hello"
 
 
-async def test_a_server_whose_certificate_nobody_knows_is_refused(bench: Any, certificates: Path) -> None:
+async def test_an_untrusted_server_certificate_is_refused(bench: Any, certificates: Path) -> None:
     nats = bench.server(encrypted(certificates))
 
     with pytest.raises(ConfigError, match=r"transport\.tls: no encrypted connection with 127.*check `ca`"):

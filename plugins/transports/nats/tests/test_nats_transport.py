@@ -65,7 +65,7 @@ async def test_a_server_that_dies_while_it_is_asked_for_a_sign_of_life_is_not_wa
     await session.aclose()
 
 
-async def test_the_next_server_of_the_list_is_used_when_one_is_gone(bench: Any) -> None:
+async def test_the_next_listed_server_is_used_when_one_is_down(bench: Any) -> None:
     gone, there = bench.server(), bench.server()
     gone.kill()
     servers = [gone.url, there.url]

@@ -15,7 +15,7 @@ Events = AsyncGenerator[tuple[int, int, bytes], None]
 WAIT = 10.0
 
 
-async def test_a_subject_is_listened_to_as_long_as_somebody_in_the_process_wants_it(
+async def test_a_subject_stays_subscribed_while_the_process_has_a_subscriber(
     bench: Any, directory: MemoryDiscovery
 ) -> None:
     broker = bench.server()

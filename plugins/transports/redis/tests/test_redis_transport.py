@@ -71,7 +71,7 @@ async def test_a_worker_is_served_only_when_the_server_knows_where_it_listens(be
     assert await sink.end() is None
 
 
-async def test_nothing_is_left_on_the_server(bench: Any) -> None:
+async def test_no_key_is_left_on_the_server(bench: Any) -> None:
     broker = bench.server()
     server, client = await bench.pair(broker)
     instance = at(await server.serve(7, ECHO, echo))
@@ -110,7 +110,7 @@ async def test_a_server_that_hangs_is_given_up_and_used_again_when_it_goes_on(
     assert not engine.contexts[0].is_stopped()
 
 
-async def test_whoever_waits_for_a_server_that_dies_is_woken(bench: Any) -> None:
+async def test_calls_waiting_for_a_dying_server_are_woken(bench: Any) -> None:
     broker = bench.server()
     server = await bench.transport(broker, connect_timeout=60.0)
     broker.freeze()
@@ -161,7 +161,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_what_a_stranger_publishes_to_a_worker_is_dropped(bench: Any) -> None:
+async def test_foreign_messages_to_a_worker_are_dropped(bench: Any) -> None:
     broker, metrics = bench.server(), Metrics()
     server, client = await bench.transport(broker, metrics), await bench.transport(broker)
     instance, sink = at(await server.serve(7, ECHO, echo)), Recorder()

@@ -22,7 +22,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 # Logging in.
 
 
-async def test_who_knows_the_password_is_let_in(bench: Any) -> None:
+async def test_a_correct_password_is_accepted(bench: Any) -> None:
     broker = bench.server("--requirepass", SECRET)
     options = {"url": broker.url, "password": SECRET}
 
@@ -30,7 +30,7 @@ async def test_who_knows_the_password_is_let_in(bench: Any) -> None:
 
 
 @pytest.mark.parametrize("login", [{"password": "wrong"}, {}, {"username": "nobody", "password": SECRET}])
-async def test_a_wrong_login_ends_the_start_at_once_and_is_not_told(bench: Any, login: dict[str, str]) -> None:
+async def test_a_wrong_login_fails_the_start_without_showing_the_password(bench: Any, login: dict[str, str]) -> None:
     broker = bench.server("--requirepass", SECRET)
 
     with pytest.raises(ConfigError, match=r"transport\.password: Redis at 127.* refuses the login") as caught:
@@ -47,7 +47,7 @@ def acl() -> list[str]:
     return found[1].replace("\\", " ").replace(">…", f">{SECRET}").split()
 
 
-async def test_a_user_with_the_permissions_of_the_page_can_call_and_hear_events(bench: Any) -> None:
+async def test_the_permissions_of_the_page_suffice_for_calls_and_events(bench: Any) -> None:
     broker = bench.server("--user", "dynamo", *acl())
     options = {"url": broker.url, "username": "dynamo", "password": SECRET, "prefix": "dynamo"}
 
@@ -55,7 +55,7 @@ async def test_a_user_with_the_permissions_of_the_page_can_call_and_hear_events(
 
 
 @pytest.mark.parametrize("missing", ["+publish", "+subscribe", "&dynamo:*"])
-async def test_a_permission_that_is_missing_is_told_at_the_start(bench: Any, missing: str) -> None:
+async def test_a_missing_permission_is_a_config_error(bench: Any, missing: str) -> None:
     assert missing in acl()
     broker = bench.server("--user", "dynamo", *(word for word in acl() if word != missing))
 
@@ -99,7 +99,7 @@ async def test_calls_over_tls(bench: Any, certificates: Path, verify: bool) -> N
     assert await greet(*(await bench.pair(**options))) == b"hello"
 
 
-async def test_a_server_whose_certificate_nobody_knows_is_refused(bench: Any, certificates: Path) -> None:
+async def test_an_untrusted_server_certificate_is_refused(bench: Any, certificates: Path) -> None:
     broker = bench.server(*encrypted(certificates), tls=True)
 
     with pytest.raises(ConfigError, match=r"transport\.tls\.ca: Redis at 127.* name the authority"):

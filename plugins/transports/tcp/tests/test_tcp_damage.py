@@ -81,9 +81,7 @@ async def test_a_frame_that_is_damaged_ends_its_connection_and_is_counted(
 
 
 @pytest.mark.parametrize("without", ["server", "client"])
-async def test_one_end_that_wants_no_checksums_is_enough_to_do_without(
-    make_transport: Make, recorder: Any, without: str
-) -> None:
+async def test_checksums_are_off_if_one_end_disables_them(make_transport: Make, recorder: Any, without: str) -> None:
     server, client = (make_transport(checksum=end != without) for end in ("server", "client"))
     there, sink = Address.parse((await server.serve(7, COUNT, count)).address["tcp"]), recorder()
     said: list[Any] = []
@@ -98,7 +96,7 @@ async def test_one_end_that_wants_no_checksums_is_enough_to_do_without(
     assert len(said) > 5
 
 
-async def test_a_handshake_that_was_changed_on_its_way_is_refused(make_transport: Make, recorder: Any) -> None:
+async def test_a_damaged_handshake_is_refused(make_transport: Make, recorder: Any) -> None:
     server, dice = make_transport(), Random(1)
     there = Address.parse((await server.serve(7, COUNT, count)).address["tcp"])
     async with FaultProxy(there.host, there.port) as proxy:

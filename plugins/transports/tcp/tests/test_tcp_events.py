@@ -142,7 +142,7 @@ class Forgetful(MemoryDiscovery):
                     return
 
 
-async def test_a_source_whose_record_went_while_nobody_watched_is_left(
+async def test_a_source_whose_record_vanished_unwatched_is_dropped(
     make_transport: Make, make_wire: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plane, "RETRY_FIRST", 0.01)

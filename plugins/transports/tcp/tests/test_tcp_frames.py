@@ -70,7 +70,7 @@ def test_a_length_over_the_limit_is_an_error_before_its_body_is_kept(excess: int
 
 
 @given(bodies=BODIES.filter(len), at=st.integers(0), flip=st.integers(1, 255), rest=st.binary(max_size=8))
-def test_what_is_damaged_is_not_found_and_not_waited_for(bodies: list[bytes], at: int, flip: int, rest: bytes) -> None:
+def test_a_damaged_frame_raises_and_is_not_waited_for(bodies: list[bytes], at: int, flip: int, rest: bytes) -> None:
     splitter = FrameSplitter(MEBIBYTE)
     found: list[bytes] = []
     splitter.check()
@@ -87,7 +87,7 @@ def test_what_is_damaged_is_not_found_and_not_waited_for(bodies: list[bytes], at
     assert found == bodies[:whole]
 
 
-def test_checks_begin_with_the_next_frame_also_in_the_middle_of_what_came() -> None:
+def test_checksums_begin_with_the_next_frame_of_a_chunk() -> None:
     splitter = FrameSplitter(100)
     found: list[bytes] = []
 

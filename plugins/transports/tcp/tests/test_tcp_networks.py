@@ -79,7 +79,7 @@ def test_the_networks_of_this_machine_are_those_of_its_addresses() -> None:
 
 
 @pytest.mark.parametrize("table", [b"", b"Iface\tDestination\n", None])
-def test_a_machine_that_does_not_tell_its_networks_has_none_but_its_address(
+def test_a_machine_without_routing_tables_has_only_its_address(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, table: bytes | None
 ) -> None:
     for name in ("_ROUTES", "_ADDRESSES6"):
@@ -106,7 +106,7 @@ async def test_a_worker_outside_of_the_allowed_networks_is_not_connected_to(
     assert len(server._registry.links) == 0
 
 
-async def test_a_name_is_resolved_once_and_what_was_checked_is_what_is_connected_to(
+async def test_a_host_is_resolved_once_and_the_checked_address_is_connected(
     make_transport: Make, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client, sink = make_transport(), make_transport(), recorder()
@@ -126,7 +126,7 @@ async def test_a_name_is_resolved_once_and_what_was_checked_is_what_is_connected
     assert asked == ["worker.example"]
 
 
-async def test_of_several_addresses_the_first_that_answers_is_taken(make_transport: Make, recorder: Any) -> None:
+async def test_the_first_answering_address_is_used(make_transport: Make, recorder: Any) -> None:
     server, client, sink = make_transport(bind="127.0.0.1:0"), make_transport(), recorder()
     there = Address.parse((await server.serve(7, BYTES, hello)).address["tcp"])
 
@@ -150,7 +150,7 @@ async def test_a_handshake_that_fails_is_not_counted_as_a_connection(
 
 
 @pytest.mark.parametrize("text", ["10.0.0.1/8", "everywhere", "10.0.0.0/33", ""])
-def test_what_is_no_network_is_refused_by_name(text: str) -> None:
+def test_an_invalid_network_is_refused_by_name(text: str) -> None:
     with pytest.raises(ValidationError, match="is not a network such as"):
         TcpConfig.model_validate({"allowed_networks": [text]})
 

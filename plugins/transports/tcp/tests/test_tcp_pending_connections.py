@@ -106,9 +106,7 @@ async def serve(transport: TcpTransport, handler: Any = nothing) -> str:
         (pack(Proof(b"")), "Proof was not expected now"),
     ],
 )
-async def test_what_is_no_handshake_is_answered_with_the_reason_and_closed(
-    make_transport: Make, said: bytes, answer: str
-) -> None:
+async def test_an_invalid_handshake_is_refused_with_the_reason(make_transport: Make, said: bytes, answer: str) -> None:
     client = await RawClient.at(await serve(make_transport()))
 
     client.say(said)
@@ -141,7 +139,7 @@ async def test_a_handshake_that_is_not_finished_is_cut_after_the_deadline(make_t
     assert "longer than 0.3 s" in await halfway.farewell()
 
 
-async def test_without_the_secret_nobody_is_let_in(make_transport: Make) -> None:
+async def test_a_handshake_without_the_secret_is_refused(make_transport: Make) -> None:
     address = await serve(make_transport(secret="a secret of some length"))
 
     for proof in (b"", bytes(32)):
@@ -210,7 +208,7 @@ async def test_a_caller_that_reads_nothing_is_cut_and_its_handlers_end(make_tran
     client.leave()
 
 
-async def test_answers_do_not_pile_up_for_a_caller_that_asks_and_never_reads(make_transport: Make) -> None:
+async def test_answers_to_an_unreading_caller_are_bounded(make_transport: Make) -> None:
     server = make_transport(write_high_water_kb=64)
     client = await RawClient.at(await serve(server), limit=1024)
     client.buffer_little()
@@ -302,7 +300,7 @@ async def test_the_oldest_silent_connection_makes_room_one_of_a_known_host_last(
         connection.close()
 
 
-async def test_a_host_that_sends_anything_else_again_and_again_is_warned_about_once(
+async def test_repeated_invalid_connections_of_a_host_are_warned_about_once(
     make_transport: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = await serve(make_transport())
@@ -333,9 +331,7 @@ async def test_while_the_event_loop_is_blocked_silent_connections_stay_few(make_
         connection.close()
 
 
-async def test_where_all_places_are_taken_a_caller_without_calls_makes_room(
-    make_transport: Make, recorder: Any
-) -> None:
+async def test_an_idle_caller_is_evicted_when_all_places_are_taken(make_transport: Make, recorder: Any) -> None:
     async def wait(request: int, ctx: ServedContext) -> AsyncGenerator[bytes, None]:
         async def items() -> AsyncGenerator[bytes, None]:
             yield b"begun"

@@ -60,7 +60,7 @@ def descriptors() -> int:
 # Answers.
 
 
-async def test_only_who_has_read_the_record_and_knows_the_secret_is_answered(make_transport: Make) -> None:
+async def test_only_probes_with_nonce_and_secret_are_answered(make_transport: Make) -> None:
     there = await place(make_transport(secret=SECRET))
     secret = SECRET.encode()
 
@@ -101,7 +101,7 @@ def test_no_byte_of_an_answer_can_be_changed_and_it_answers_one_probe_only(busy:
     assert key.read_answer(challenge, bytes(answer)) is None
 
 
-async def test_a_blocked_event_loop_is_told_with_the_time_that_it_has_been_so(make_transport: Make) -> None:
+async def test_a_blocked_event_loop_is_reported_with_its_duration(make_transport: Make) -> None:
     there = await place(make_transport())
     key = ProbeKey(None, there.nonce)
     blocked, asked = threading.Event(), threading.Event()
@@ -153,7 +153,7 @@ async def test_a_port_can_be_bound_again_as_soon_as_its_transport_is_closed(make
         await again.aclose()
 
 
-async def test_no_socket_is_left_behind_by_those_who_come_while_the_loop_is_blocked_or_the_transport_closes(
+async def test_no_socket_leaks_while_the_loop_is_blocked_or_the_transport_closes(
     make_transport: Make,
 ) -> None:
     before = descriptors()
@@ -189,7 +189,7 @@ async def elsewhere() -> AsyncIterator[Elsewhere]:
     await process.end()
 
 
-async def test_deadlines_of_connecting_and_accepting_wait_for_a_busy_loop_and_one_warning_tells_of_it(
+async def test_connect_and_accept_timeouts_wait_for_a_busy_loop_with_one_warning(
     make_transport: Make, recorder: Any, elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
 ) -> None:
     short = {"heartbeat": 0.1, "connect_timeout": 0.7, "accept_timeout": 0.7}
@@ -209,7 +209,7 @@ async def test_deadlines_of_connecting_and_accepting_wait_for_a_busy_loop_and_on
     assert "2 calls wait" in told[0] or "1 calls wait" in told[0]
 
 
-async def test_a_large_request_on_a_slow_way_is_not_taken_for_silence(make_transport: Make, recorder: Any) -> None:
+async def test_a_large_request_over_a_slow_link_is_not_a_silence(make_transport: Make, recorder: Any) -> None:
     server, client, sink = make_transport(), make_transport(heartbeat=0.2, accept_timeout=60), recorder()
     there = await place(server)
     async with FaultProxy(there.host, there.port) as proxy:

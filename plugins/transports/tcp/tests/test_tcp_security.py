@@ -81,7 +81,7 @@ def test_the_secret_is_not_shown() -> None:
     assert SECRET not in repr(config) + str(config) + config.model_dump_json()
 
 
-async def test_an_address_that_is_taken_is_told_in_one_line(make_transport: Make) -> None:
+async def test_an_address_in_use_is_one_line(make_transport: Make) -> None:
     address = (await make_transport().serve(7, BYTES, hello)).address["tcp"].split("/")[0]
 
     with pytest.raises(ConfigError, match=r"^transport\.bind: cannot listen on .*in use") as caught:
@@ -90,7 +90,7 @@ async def test_an_address_that_is_taken_is_told_in_one_line(make_transport: Make
     assert "\n" not in str(caught.value)
 
 
-async def test_what_is_advertised_is_what_is_published(make_transport: Make) -> None:
+async def test_the_advertised_address_is_published(make_transport: Make) -> None:
     host = await make_transport(advertise="worker-3.example").serve(7, BYTES, hello)
     both = await make_transport(advertise="[fd00::3]:99").serve(7, BYTES, hello)
     own = await make_transport(bind="0.0.0.0:0", secret=SECRET, advertise=None if own_address() else "x").serve(
@@ -188,7 +188,7 @@ async def test_certificates_of_other_authorities_and_plain_callers_are_refused(
             await client.call(instance, BYTES, 0, EngineContext("r"), recorder())
 
 
-def test_files_that_cannot_be_used_are_told_in_one_line(make_transport: Make, tmp_path: Path) -> None:
+def test_unusable_certificate_files_are_one_line(make_transport: Make, tmp_path: Path) -> None:
     (tmp_path / "bad.pem").write_text("no certificate")
 
     for cert in ("missing.pem", "bad.pem"):

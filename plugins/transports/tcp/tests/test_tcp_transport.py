@@ -109,7 +109,7 @@ async def test_rows_gather_and_are_merged_while_the_caller_is_busy_with_those_be
     assert [item.token_ids for item in sink.items] == [[0], [1, 2, 3, 4, 5]]
 
 
-async def test_a_caller_whose_readers_take_long_asks_for_more_only_after_a_rest(
+async def test_a_slow_caller_delays_its_ack(
     make_transport: Make, make_wire: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, wire, engine, instance = await stepped(make_transport, make_wire)
@@ -192,7 +192,7 @@ async def test_a_caller_that_coalesces_gets_the_first_item_and_then_all_others_t
     assert ACK_TAG not in wire.tags
 
 
-async def test_a_caller_that_coalesces_gets_as_many_items_as_it_lets_wait(
+async def test_a_coalescing_caller_gets_batches_of_its_size(
     make_transport: Make, make_wire: Any, recorder: Any
 ) -> None:
     _, _, sink = await coalescing(make_transport, make_wire, recorder, coalesce=3, steps=6)
@@ -307,7 +307,7 @@ async def test_another_process_on_a_reused_port_answers_not_me(make_transport: M
     await client.call(at(new), TOKENS, 1, EngineContext("r"), recorder())
 
 
-async def test_nobody_listening_and_no_address_are_told_as_such(make_transport: Make, recorder: Any) -> None:
+async def test_unreachable_and_malformed_addresses_are_told_apart(make_transport: Make, recorder: Any) -> None:
     server, client = make_transport(), make_transport()
     gone = (await server.serve(7, TOKENS, burst)).address["tcp"]
     await server.aclose()
@@ -319,9 +319,7 @@ async def test_nobody_listening_and_no_address_are_told_as_such(make_transport: 
         await client.call(Instance(instance_id=7), TOKENS, 1, EngineContext("r"), recorder())
 
 
-async def test_one_that_listens_and_says_nothing_is_given_up_after_the_deadline(
-    make_transport: Make, recorder: Any
-) -> None:
+async def test_a_silent_listener_is_given_up_after_the_connect_timeout(make_transport: Make, recorder: Any) -> None:
     client = make_transport(connect_timeout=0.1)
     server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}/{'0' * 32}"
@@ -331,9 +329,7 @@ async def test_one_that_listens_and_says_nothing_is_given_up_after_the_deadline(
     server.close()
 
 
-async def test_a_worker_that_does_not_accept_in_time_is_told_that_nobody_listens(
-    make_transport: Make, recorder: Any
-) -> None:
+async def test_a_call_over_the_accept_timeout_is_cancelled_at_the_worker(make_transport: Make, recorder: Any) -> None:
     server, client, sink = make_transport(), make_transport(accept_timeout=0.1), recorder()
     killed = asyncio.Event()
 
@@ -415,7 +411,7 @@ async def test_a_connection_over_which_nothing_comes_is_given_up_by_both_ends(
     assert not engine.contexts[0].is_stopped()
 
 
-async def test_closing_a_call_whose_worker_does_not_answer_is_bounded_and_late_rows_are_dropped(
+async def test_closing_a_call_to_a_silent_worker_is_bounded(
     make_transport: Make, make_wire: Any, recorder: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "CLOSE_BOUND", 0.1)

@@ -26,7 +26,7 @@ _SHORTEST, _LONGEST = 1.0, 60.0
 class EntryChecks(AdmissionHarness):
     """While a worker is free a request is let in, and while none is it is refused in time."""
 
-    async def test_a_request_is_let_in_while_workers_are_free(self, hall: Hall) -> None:
+    async def test_a_request_is_admitted_while_workers_are_free(self, hall: Hall) -> None:
         permit = await hall.admit()
 
         permit.release(3)
@@ -43,7 +43,7 @@ class EntryChecks(AdmissionHarness):
 
         await by_load.overload()
 
-    async def test_a_refusal_says_when_to_come_back(self, by_load: Hall) -> None:
+    async def test_a_refusal_has_a_retry_after(self, by_load: Hall) -> None:
         by_load.load(OVER_TOKENS)
 
         refused = await by_load.overload()
@@ -75,7 +75,7 @@ class EntryChecks(AdmissionHarness):
 
         permit.release(0)
 
-    async def test_it_lets_in_again_once_a_worker_is_free(self, by_load: Hall) -> None:
+    async def test_requests_are_admitted_again_once_a_worker_is_free(self, by_load: Hall) -> None:
         by_load.load(OVER_BLOCKS)
         await by_load.overload()
 
@@ -84,7 +84,7 @@ class EntryChecks(AdmissionHarness):
         permit = await by_load.admit()
         permit.release(0)
 
-    async def test_the_deadline_of_who_asks_bounds_a_wait(self, by_load: Hall) -> None:
+    async def test_the_clients_deadline_bounds_a_wait(self, by_load: Hall) -> None:
         by_load.load(OVER_BLOCKS)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + by_load.wait / 20
@@ -93,7 +93,9 @@ class EntryChecks(AdmissionHarness):
 
         assert loop.time() < deadline + by_load.wait / 4, "a wait went on past the deadline of who asked"
 
-    async def test_it_can_be_closed_twice_and_without_a_start(self, make_admission: AdmissionFactory) -> None:
+    async def test_the_admission_can_be_closed_twice_and_without_a_start(
+        self, make_admission: AdmissionFactory
+    ) -> None:
         async with running(make_admission, self.WAIT) as hall:
             await hall.admission.aclose()
             unstarted = make_admission(hall.admission.services)

@@ -38,13 +38,13 @@ class HoldingChecks(AdmissionHarness):
 
         assert self.held(by_load.admission) == 0
 
-    async def test_a_look_before_holds_nothing(self, hall: Hall) -> None:
+    async def test_a_precheck_holds_nothing(self, hall: Hall) -> None:
         for _ in range(_ROUNDS):
             hall.admission.precheck(hall.pool().model, hall.principal, (hall.pool(),))
 
         assert self.held(hall.admission) == 0
 
-    async def test_a_request_that_is_given_up_while_it_asks_leaves_nothing_behind(self, hall: Hall) -> None:
+    async def test_a_request_cancelled_while_asking_leaves_nothing_behind(self, hall: Hall) -> None:
         taken = await self.keep_out(hall)
         asked = [hall.ask() for _ in range(_ROUNDS)]
         await turns()
@@ -60,7 +60,7 @@ class HoldingChecks(AdmissionHarness):
         permit = await hall.admit()
         permit.release(0)
 
-    async def test_a_place_is_free_again_for_exactly_one_once_it_is_released(self, hall: Hall) -> None:
+    async def test_a_released_place_admits_exactly_one_request(self, hall: Hall) -> None:
         limit = self.LIMIT
         if limit is None:
             pytest.skip("LIMIT is not set: any number of permits can be out")

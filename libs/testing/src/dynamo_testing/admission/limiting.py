@@ -15,7 +15,7 @@ _LEAST = 8
 class LimitChecks(AdmissionHarness):
     """Checks that a client over its own limit hears of that limit, and not of busy workers."""
 
-    async def test_a_client_over_its_limit_is_told_so(self, hall: Hall) -> None:
+    async def test_a_client_over_its_limit_is_refused_with_the_reason(self, hall: Hall) -> None:
         refused = await self._over_the_limit(hall)
 
         assert isinstance(refused, RateLimited | QuotaExceeded), f"{refused!r} says nothing of a limit of the client"
@@ -29,7 +29,7 @@ class LimitChecks(AdmissionHarness):
 
         assert self.held(hall.admission) == 0
 
-    async def test_one_that_does_not_refuse_by_load_lets_in_while_all_workers_are_busy(self, hall: Hall) -> None:
+    async def test_an_admission_that_ignores_load_admits_while_workers_are_busy(self, hall: Hall) -> None:
         """Another plugin decides by the load: in a chain each has its own reasons."""
         if hall.admission.REFUSES_BY_LOAD:
             pytest.skip("REFUSES_BY_LOAD is set")

@@ -28,7 +28,7 @@ from dynamo_testing.transport.harness import Recorder
 class AbsenceChecks:
     """Checks that each end notices the loss of the other."""
 
-    async def test_an_address_nobody_listens_at_is_told_at_once(self, bench: BrokerBench) -> None:
+    async def test_a_call_to_an_address_without_listener_fails_at_once(self, bench: BrokerBench) -> None:
         server, client = await bench.transport(), await bench.transport(accept_timeout=60)
         instance = at(await server.serve(7, ECHO, echo))
         await server.aclose()
@@ -37,7 +37,7 @@ class AbsenceChecks:
             with pytest.raises(CannotConnect, match="no process listens"):
                 await client.call(instance, ECHO, b"", EngineContext("r"), Recorder())
 
-    async def test_another_run_of_a_worker_with_the_same_id_is_not_taken_for_it(self, bench: BrokerBench) -> None:
+    async def test_a_restarted_worker_with_the_same_id_is_not_mistaken_for_it(self, bench: BrokerBench) -> None:
         old, new, client = await bench.transport(), await bench.transport(), await bench.transport()
         instance = at(await old.serve(7, ECHO, echo))
         await old.aclose()
@@ -96,7 +96,7 @@ class AbsenceChecks:
         await happens(engine.left[0])
         assert not engine.contexts[0].is_stopped(), "a caller that was lost has not given up"
 
-    async def test_a_caller_that_was_away_is_told_apart_from_its_former_self(self, bench: BrokerBench) -> None:
+    async def test_a_reconnected_caller_gets_a_new_link(self, bench: BrokerBench) -> None:
         server, (wire, client) = await bench.transport(), await bench.behind()
         engine, first, second = SteppedEngine(), Recorder(), Recorder()
         instance = at(await server.serve(7, TOKENS, engine))
@@ -134,7 +134,7 @@ class AbsenceChecks:
         assert isinstance(await lost.end(), Disconnected)
 
     @pytest.mark.parametrize("dead", ["worker", "caller"])
-    async def test_an_end_that_is_there_but_silent_is_given_up_in_the_end(self, bench: BrokerBench, dead: str) -> None:
+    async def test_a_silent_end_is_given_up(self, bench: BrokerBench, dead: str) -> None:
         patience = {"heartbeat": 0.05, "silence": 0.3}
         wire, hung = await bench.behind(**patience)
         other = await bench.transport(**patience)

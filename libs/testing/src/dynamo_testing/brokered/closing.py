@@ -23,7 +23,7 @@ from dynamo_testing.transport.harness import Recorder
 class ClosingChecks:
     """Checks that a close loses nothing and leaves nothing behind."""
 
-    async def test_what_was_said_before_closing_still_arrives(self, bench: BrokerBench) -> None:
+    async def test_messages_sent_before_closing_still_arrive(self, bench: BrokerBench) -> None:
         server, client = await bench.pair()
         sinks = [Recorder() for _ in range(20)]
         served = await server.serve(7, ECHO, echo)
@@ -75,7 +75,7 @@ class ClosingChecks:
 
         assert [task for task in asyncio.all_tasks() - before if not task.done()] == []
 
-    async def test_a_link_that_is_not_used_is_forgotten_by_both_ends_and_made_again(self, bench: BrokerBench) -> None:
+    async def test_an_unused_link_is_dropped_and_reopened(self, bench: BrokerBench) -> None:
         options = {"heartbeat": 0.02, "silence": 1.0, "idle_timeout": 0.1}
         server, client = await bench.pair(**options)
         instance, first, second = at(await server.serve(7, ECHO, echo)), Recorder(), Recorder()

@@ -71,7 +71,7 @@ class LossChecks:
 
     @pytest.mark.parametrize("kind", [Drop, Duplicate, Reorder, Corrupt], ids=lambda kind: str(kind.__name__))
     @pytest.mark.parametrize("direction", Direction)
-    async def test_no_stream_lies_whatever_message_suffers(
+    async def test_no_damaged_message_corrupts_a_stream(
         self, bench: BrokerBench, kind: type[Fault], direction: Direction
     ) -> None:
         patience = {"heartbeat": 0.05, "accept_timeout": 0.2}
@@ -97,9 +97,7 @@ class LossChecks:
                     assert sink.complete
                     assert len(tokens) == 300
 
-    async def test_the_end_of_a_stream_that_is_lost_is_noticed_though_nothing_follows_it(
-        self, bench: BrokerBench
-    ) -> None:
+    async def test_a_lost_end_of_a_stream_is_noticed(self, bench: BrokerBench) -> None:
         server, (wire, client) = await bench.transport(), await bench.behind()
         engine, sink = SteppedEngine(), Recorder()
         await client.call(at(await server.serve(7, TOKENS, engine)), TOKENS, 0, EngineContext("r"), sink)

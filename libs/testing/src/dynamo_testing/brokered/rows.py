@@ -30,7 +30,7 @@ FRAGMENT_HEAD = 32
 class RowChecks:
     """Checks of the messages at the server."""
 
-    async def test_far_fewer_messages_than_tokens_pass_the_server(self, bench: BrokerBench) -> None:
+    async def test_far_fewer_messages_than_tokens_reach_the_server(self, bench: BrokerBench) -> None:
         broker = bench.server()
         engine, sinks = await open_streams(*await bench.pair(broker), 64, first=100)
         before = broker.published()
@@ -62,7 +62,7 @@ class RowChecks:
 
         assert sizes == [20]
 
-    async def test_all_that_a_worker_has_to_say_in_one_turn_leaves_in_one_message(self, bench: BrokerBench) -> None:
+    async def test_all_output_of_a_worker_in_one_turn_leaves_in_one_message(self, bench: BrokerBench) -> None:
         broker = bench.server()
         server, client = await bench.pair(broker)
         engine, sinks, opened = SteppedEngine(), [Recorder() for _ in range(100)], asyncio.Event()
@@ -88,9 +88,7 @@ class RowChecks:
         ("parts", "over"),
         [(0, 0), (0, 1), (1, -536), (1, -FRAGMENT_HEAD), (1, 1 - FRAGMENT_HEAD), (2, 0), (25, -2400), (0, 3_000_000)],
     )
-    async def test_what_is_too_large_for_one_message_arrives_in_parts(
-        self, bench: BrokerBench, parts: int, over: int
-    ) -> None:
+    async def test_a_message_over_the_limit_arrives_in_parts(self, bench: BrokerBench, parts: int, over: int) -> None:
         size = parts * bench.PART + over
         broker = bench.small_server()
         server, client = await bench.pair(broker)

@@ -23,7 +23,7 @@ class LeaseChecks(DiscoveryHarness):
         assert len(set(ids)) == len(ids)
         assert all(0 < number < 2**63 for number in ids)
 
-    async def test_a_lease_tells_its_life_or_nothing(self, registry: Registry) -> None:
+    async def test_a_lease_reports_its_ttl_or_none(self, registry: Registry) -> None:
         usual, own = await registry.directories.one.lease(), await registry.directories.one.lease(ttl=7.0)
 
         assert usual.ttl is None or usual.ttl > 0
@@ -69,7 +69,7 @@ class LeaseChecks(DiscoveryHarness):
 
             await view.shows({})
 
-    async def test_removing_what_is_not_there_is_fine(self, registry: Registry) -> None:
+    async def test_removing_a_missing_record_is_fine(self, registry: Registry) -> None:
         lease = await registry.directories.one.lease()
 
         await lease.remove(registry.key("never"))
@@ -144,7 +144,7 @@ class LeaseChecks(DiscoveryHarness):
 
             await view.shows({})
 
-    async def test_an_outage_of_the_store_leaves_the_view_as_it_was_and_says_so(self, registry: Registry) -> None:
+    async def test_an_outage_keeps_the_view_and_marks_it_stale(self, registry: Registry) -> None:
         self._needs_outages()
         lease = await registry.directories.one.lease()
         await lease.put(registry.key("a"), b"1")

@@ -27,7 +27,7 @@ steps = st.lists(
 class WatchChecks(DiscoveryHarness):
     """Checks that the events of a watch add up to the store."""
 
-    async def test_a_watch_begins_with_what_is_there_and_says_when_that_is_all(self, registry: Registry) -> None:
+    async def test_a_watch_begins_with_a_snapshot_and_its_end_mark(self, registry: Registry) -> None:
         lease = await registry.directories.one.lease()
         await lease.put(registry.key("a"), b"1")
         await lease.put(registry.key("b"), b"2")
@@ -40,11 +40,11 @@ class WatchChecks(DiscoveryHarness):
             assert [event.kind for event in view.log] == [WatchKind.PUT, WatchKind.PUT, WatchKind.SYNCED]
             assert view.records == expected
 
-    async def test_a_watch_of_nothing_says_that_its_snapshot_is_complete(self, registry: Registry) -> None:
+    async def test_an_empty_watch_reports_a_complete_snapshot(self, registry: Registry) -> None:
         async with registry.viewing() as view:
             assert [event.kind for event in view.log] == [WatchKind.SYNCED]
 
-    async def test_the_end_of_the_snapshot_is_told_once(self, registry: Registry) -> None:
+    async def test_the_end_of_the_snapshot_is_reported_once(self, registry: Registry) -> None:
         async with registry.viewing() as view:
             await registry.directories.one.put_value(registry.key("a"), b"1")
             await view.shows({registry.key("a"): b"1"})
@@ -64,7 +64,7 @@ class WatchChecks(DiscoveryHarness):
             for view in (own, others):
                 await view.shows({})
 
-    async def test_a_watch_tells_only_of_keys_with_its_prefix(self, registry: Registry) -> None:
+    async def test_a_watch_reports_only_keys_with_its_prefix(self, registry: Registry) -> None:
         lease = await registry.directories.one.lease()
         await lease.put(registry.key("b/before"), b"")
         async with registry.viewing(prefix=registry.key("a/")) as view:
@@ -105,7 +105,7 @@ class WatchChecks(DiscoveryHarness):
             assert view.records == {registry.key("threshold"): b"0.8"}
         await registry.directories.other.put_value(registry.key("threshold"), None)
 
-    async def test_a_value_without_a_lease_can_be_removed_by_anybody(self, registry: Registry) -> None:
+    async def test_any_client_can_remove_a_value_without_a_lease(self, registry: Registry) -> None:
         await registry.directories.one.put_value(registry.key("threshold"), b"0.8")
         async with registry.viewing() as view:
             await view.shows({registry.key("threshold"): b"0.8"})
@@ -126,7 +126,7 @@ class WatchChecks(DiscoveryHarness):
             await view.shows({registry.key("full"): b"x" * MAX_VALUE})
         await one.put_value(registry.key("full"), None)
 
-    async def test_keys_and_values_may_hold_anything(self, registry: Registry) -> None:
+    async def test_keys_and_values_may_hold_any_characters(self, registry: Registry) -> None:
         lease = await registry.directories.one.lease()
         names = ["org/model:tag", "größe 1", "a/../b", "a//b", "%2e%2e", ".hidden", "a+b?c#d&e=f", "x" * 150, "*"]
         records = {registry.key(name): bytes(range(256)) + name.encode() for name in names}
@@ -200,9 +200,7 @@ class WatchChecks(DiscoveryHarness):
         ],
     )
     @given(history=steps)
-    async def test_what_a_watch_tells_adds_up_to_what_is_there(
-        self, registry: Registry, history: Sequence[Step]
-    ) -> None:
+    async def test_the_events_of_a_watch_add_up_to_the_store(self, registry: Registry, history: Sequence[Step]) -> None:
         """Random histories of two leases and of values without one, each with keys of its own."""
         example = Registry(registry.directories, self.WAIT)
         async with example.viewing() as followed:

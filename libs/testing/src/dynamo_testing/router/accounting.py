@@ -22,7 +22,7 @@ TURNS = 6
 class AccountChecks(RouterHarness):
     """Core counts; a router says only which blocks are counted, and holds nothing of a request that is over."""
 
-    async def test_the_load_is_gone_when_all_requests_are_over(self, fleet: Fleet) -> None:
+    async def test_no_load_is_left_when_all_requests_have_ended(self, fleet: Fleet) -> None:
         draw = random.Random(7)  # noqa: S311 - the same every time
         open_: list[Reservation] = []
         for step in range(200):
@@ -68,7 +68,7 @@ class AccountChecks(RouterHarness):
         assert fleet.counted() == {}
         await fleet.route()
 
-    async def test_it_can_be_closed_twice_and_leaves_nothing_running(self, make_router: RouterFactory) -> None:
+    async def test_the_router_can_be_closed_twice_and_leaves_no_task(self, make_router: RouterFactory) -> None:
         before = _names()
         async with self.running(make_router) as fleet:
             fleet.add(1, 2)
@@ -78,7 +78,7 @@ class AccountChecks(RouterHarness):
             await fleet.router.aclose()
             await self.until(lambda: _names() <= before, "what runs is more than before it was made")
 
-    async def test_it_can_be_closed_without_a_start(self, make_router: RouterFactory) -> None:
+    async def test_the_router_can_be_closed_without_a_start(self, make_router: RouterFactory) -> None:
         fleet = Fleet(make_router, self.WAIT)
 
         await fleet.router.aclose()
@@ -120,7 +120,7 @@ class AccountChecks(RouterHarness):
             route = await fleet.route(fleet.asked(range_of(0, length)))
             assert 0 <= route.overlap <= length // BLOCK
 
-    async def test_no_block_is_claimed_of_a_prompt_that_nobody_knows(self, fleet: Fleet) -> None:
+    async def test_an_unknown_prompt_has_no_overlap(self, fleet: Fleet) -> None:
         await self._tell_all(fleet)
 
         assert (await fleet.route(fleet.asked(range_of(5, 20)))).overlap == 0
@@ -131,9 +131,7 @@ class AccountChecks(RouterHarness):
             route, _ = await fleet.placed(fleet.asked(range_of(0, 40), phase=Phase.DECODE))
             assert route.overlap == 0
 
-    async def test_no_block_is_claimed_of_workers_that_do_not_say_how_large_one_is(
-        self, make_router: RouterFactory
-    ) -> None:
+    async def test_workers_without_a_block_size_have_no_overlap(self, make_router: RouterFactory) -> None:
         async with self.running(make_router) as fleet:
             fleet.add(1, 2, block_size=None)
             await self._tell_all(fleet)
@@ -141,7 +139,7 @@ class AccountChecks(RouterHarness):
                 route, _ = await fleet.placed(fleet.asked(range_of(0, 40)))
                 assert route.overlap == 0
 
-    async def test_what_a_worker_held_is_gone_with_it(self, make_router: RouterFactory) -> None:
+    async def test_the_cached_blocks_of_a_removed_worker_are_forgotten(self, make_router: RouterFactory) -> None:
         async with self.running(make_router) as fleet:
             fleet.add(1)
             await self._tell_all(fleet)

@@ -63,17 +63,17 @@ class ChoiceChecks(RouterHarness):
 
         assert (await fleet.route()).instance.instance_id == 1
 
-    async def test_a_pool_without_workers_is_told(self, make_router: RouterFactory) -> None:
+    async def test_an_empty_pool_is_unavailable(self, make_router: RouterFactory) -> None:
         async with self.running(make_router) as fleet:
             assert isinstance(await fleet.refusal(), Unavailable)
 
-    async def test_a_pool_of_busy_workers_is_told_as_an_overload(self, fleet: Fleet) -> None:
+    async def test_a_pool_of_busy_workers_is_an_overload(self, fleet: Fleet) -> None:
         for number in (1, 2, 3):
             fleet.pool.set_busy(number, True)
 
         assert isinstance(await fleet.refusal(), ServiceOverloaded)
 
-    async def test_a_request_that_has_tried_everybody_is_told(self, fleet: Fleet) -> None:
+    async def test_a_request_that_has_tried_every_worker_is_an_overload(self, fleet: Fleet) -> None:
         assert isinstance(await fleet.refusal(fleet.asked(excluded=(1, 2, 3))), ServiceOverloaded)
 
     async def test_a_worker_that_joins_can_be_chosen(self, fleet: Fleet) -> None:
@@ -116,7 +116,7 @@ class ChoiceChecks(RouterHarness):
 
             assert {(route.instance.instance_id, route.dp_rank) for route in routes} >= set(fleet.ranks())
 
-    async def test_who_may_be_chosen_is_explained_and_nobody_else(self, fleet: Fleet) -> None:
+    async def test_explain_lists_exactly_the_eligible_workers(self, fleet: Fleet) -> None:
         fleet.pool.set_busy(2, True)
         before = fleet.counted()
 
@@ -153,7 +153,7 @@ class ChoiceChecks(RouterHarness):
             for rank in (0, 1, 2) * 3:
                 assert (await fleet.placed(fleet.asked(hints=RoutingHints(dp_rank=rank))))[0].dp_rank == rank
 
-    async def test_nobody_stands_in_for_the_worker_that_a_request_names(self, fleet: Fleet) -> None:
+    async def test_no_other_worker_replaces_a_pinned_one(self, fleet: Fleet) -> None:
         self._pins()
         assert isinstance(await fleet.refusal(fleet.asked(hints=RoutingHints(backend_instance_id=9))), Unavailable)
         await fleet.refusal(fleet.asked(hints=RoutingHints(backend_instance_id=1), excluded=(1,)))

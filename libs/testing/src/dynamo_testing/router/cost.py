@@ -12,7 +12,7 @@ WORKERS = 24
 class CostChecks(RouterHarness):
     """The work for one choice grows with the number of ranks, and no faster."""
 
-    async def test_a_choice_looks_at_the_load_of_each_rank_a_few_times(self, make_router: RouterFactory) -> None:
+    async def test_a_choice_reads_the_load_of_each_rank_a_few_times(self, make_router: RouterFactory) -> None:
         async with self.running(make_router) as fleet:
             for ranks in (1, 2):
                 fleet.add(*range(100 * ranks, 100 * ranks + WORKERS), ranks=ranks)
@@ -22,7 +22,7 @@ class CostChecks(RouterHarness):
                 bound = self.READS_PER_RANK * len(fleet.ranks())
                 assert fleet.tracker.reads - before <= bound, f"of {len(fleet.ranks())} ranks"
 
-    async def test_a_choice_asks_a_few_times_who_is_eligible(self, make_router: RouterFactory) -> None:
+    async def test_a_choice_reads_the_eligible_workers_a_few_times(self, make_router: RouterFactory) -> None:
         async with self.running(make_router) as fleet:
             fleet.add(*range(WORKERS))
             await self._settled(fleet)

@@ -43,7 +43,7 @@ class _Noting(Recorder):
 class ContextChecks(TransportHarness):
     """Log lines carry the ids that are bound in a request's context, and no other request's."""
 
-    async def test_what_a_call_is_told_is_told_in_its_own_context(self, stage: Stage) -> None:
+    async def test_callbacks_of_a_call_run_in_its_own_context(self, stage: Stage) -> None:
         served: dict[int, str] = {}
 
         async def body(ask: Ask, ctx: ServedContext) -> AsyncGenerator[Any, None]:
@@ -67,9 +67,7 @@ class ContextChecks(TransportHarness):
             assert sink.of_data <= {own, UNSET}
             assert served[number] in (own, UNSET)
 
-    async def test_a_broken_connection_is_told_to_each_call_in_its_own_context(
-        self, planes: Planes, stage: Stage
-    ) -> None:
+    async def test_a_broken_connection_ends_each_call_in_its_own_context(self, planes: Planes, stage: Stage) -> None:
         if not self.CAN_BREAK_CONNECTION:
             pytest.skip("CAN_BREAK_CONNECTION is False")
         await stage.serve()

@@ -42,7 +42,7 @@ class EndChecks(TransportHarness):
         assert draining.result() is True
         assert len(stage.visits) == 1, "the handler was called while draining"
 
-    async def test_draining_lets_what_runs_finish(self, stage: Stage) -> None:
+    async def test_draining_lets_running_calls_finish(self, stage: Stage) -> None:
         served = await stage.serve()
         calls = [await stage.call(Ask(limit=50, stream=number)) for number in range(4)]
 
@@ -55,7 +55,7 @@ class EndChecks(TransportHarness):
         assert [len(call.sink.items) for call in calls] == [50] * 4
         assert [call.sink.error() for call in calls] == [None] * 4
 
-    async def test_draining_tells_when_the_time_was_too_short(self, stage: Stage) -> None:
+    async def test_draining_reports_a_timeout(self, stage: Stage) -> None:
         served = await stage.serve()
         call = await stage.call()
         await call.sink.arrived()
@@ -66,9 +66,7 @@ class EndChecks(TransportHarness):
         assert in_time is False
         await stage.close(call.source)
 
-    async def test_what_a_drained_endpoint_has_said_arrives_though_its_transport_is_closed_at_once(
-        self, stage: Stage
-    ) -> None:
+    async def test_output_of_a_drained_endpoint_arrives_before_the_close(self, stage: Stage) -> None:
         served = await stage.serve()
         call = await stage.call(Ask(limit=3))
         visit = await stage.visit()
@@ -178,7 +176,7 @@ class EndChecks(TransportHarness):
         left = [task.get_name() for task in asyncio.all_tasks() - before if not task.done()]
         assert left == []
 
-    async def test_a_broken_connection_is_told_to_every_stream(self, stage: Stage) -> None:
+    async def test_a_broken_connection_ends_every_stream(self, stage: Stage) -> None:
         self._needs(self.CAN_BREAK_CONNECTION, "CAN_BREAK_CONNECTION")
         await stage.serve(deaf)
         calls = await _running(stage)

@@ -80,7 +80,7 @@ class ErrorChecks(TransportHarness):
 
         assert [item.number for item in sink.items] == [0, 1]
 
-    async def test_what_was_deferred_by_a_refused_call_has_run_once(self, stage: Stage) -> None:
+    async def test_deferred_callbacks_of_a_refused_call_run_once(self, stage: Stage) -> None:
         await stage.serve(door=_refuse(lambda: EngineShutdown("no")))
 
         await _refused(stage)
@@ -101,7 +101,7 @@ class ErrorChecks(TransportHarness):
         errors = [event.to_error() for event in sink.events if event.is_error()]
         assert [_shape(error) for error in errors] == [_shape(from_wire(wire))]
 
-    async def test_what_came_before_an_error_arrives_before_it(self, stage: Stage) -> None:
+    async def test_items_before_an_error_arrive_before_it(self, stage: Stage) -> None:
         await stage.serve(_fail(lambda: EngineShutdown("now")))
 
         sink = await stage.collect(Ask())

@@ -34,7 +34,7 @@ class HangChecks(TransportHarness):
         yield process
         await process.end()
 
-    async def test_a_frozen_worker_is_given_up_whatever_its_calls_wait_for(
+    async def test_a_frozen_worker_is_given_up_in_every_phase_of_a_call(
         self, planes: Planes, elsewhere: Elsewhere
     ) -> None:
         calls = [_Calling(planes.client, elsewhere, Work(wait), self.WAIT) for wait in (DOOR, FIRST, MIDDLE)]
@@ -48,7 +48,7 @@ class HangChecks(TransportHarness):
         for call in calls:
             assert _is_dead(await call.end())
 
-    async def test_a_worker_whose_event_loop_is_busy_is_waited_for(self, planes: Planes, elsewhere: Elsewhere) -> None:
+    async def test_a_worker_with_a_busy_event_loop_is_not_given_up(self, planes: Planes, elsewhere: Elsewhere) -> None:
         wait = self.WAIT + BLOCKED
         calls = [_Calling(planes.client, elsewhere, Work(block=BLOCKED), wait)]
         await calls[0].sink.arrived(ITEMS // 2)

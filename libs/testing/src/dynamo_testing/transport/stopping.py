@@ -92,7 +92,7 @@ class StopChecks(TransportHarness):
 
         assert visit.left.is_set(), "the handler still runs after Source.aclose has returned"
 
-    async def test_after_closing_the_sink_is_told_the_end_once_and_no_more(self, stage: Stage) -> None:
+    async def test_a_closed_call_ends_its_sink_exactly_once(self, stage: Stage) -> None:
         call = await stage.running(obedient)
 
         await stage.close(call.source)

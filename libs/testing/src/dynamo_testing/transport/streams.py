@@ -155,7 +155,7 @@ class StreamChecks(TransportHarness):
         assert call.sink.log == before
         assert stage.visits[0].stops == 0, "a stream that had ended was stopped"
 
-    async def test_what_is_deferred_runs_once_when_the_call_has_ended(self, stage: Stage) -> None:
+    async def test_deferred_callbacks_run_once_after_the_call(self, stage: Stage) -> None:
         await stage.serve()
 
         await stage.collect(Ask(limit=2))

@@ -147,7 +147,7 @@ def test_an_answer_is_calls_or_a_value(server: Server, token: Any, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_one_call_is_one_call_of_an_allowed_tool(server: Server, token: Any, seed: int) -> None:
+def test_without_parallel_calls_only_one_allowed_tool_is_called(server: Server, token: Any, seed: int) -> None:
     allowed = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "time"}}]}
 
     choice = asked(

@@ -91,7 +91,7 @@ async def running(make_engine: Callable[..., VllmEngine], ask: Callable[..., Any
         await engine.cleanup()
 
 
-async def test_greedy_answers_repeat_and_say_what_was_cached(running: Running) -> None:
+async def test_greedy_answers_repeat_with_cached_tokens_reported(running: Running) -> None:
     first = await running.ask()
     second = await running.ask()
 
@@ -105,7 +105,7 @@ async def test_greedy_answers_repeat_and_say_what_was_cached(running: Running) -
     ]
 
 
-async def test_stored_blocks_have_the_hashes_that_routers_look_for(running: Running) -> None:
+async def test_stored_blocks_have_the_hashes_of_routers(running: Running) -> None:
     prompt = [(7 * position) % 1000 for position in range(100)]
     known = len(running.events)
 
@@ -170,7 +170,7 @@ async def test_a_reader_that_came_late_and_missed_batches_fetches_them(running: 
         await tasks.aclose()
 
 
-async def test_evicted_blocks_are_told_and_none_is_told_twice(running: Running) -> None:
+async def test_evicted_blocks_are_reported_exactly_once(running: Running) -> None:
     for number in range(8):
         await running.ask([number + 100] * 1800, limit=1)
     await running.until(lambda: any(isinstance(event.data, KvRemoved) for event in running.events))
@@ -187,7 +187,7 @@ async def test_evicted_blocks_are_told_and_none_is_told_twice(running: Running) 
 
 
 @pytest.mark.parametrize("phase", ["at once", "after the first token", "closed", "cancelled"])
-async def test_a_request_that_is_left_gives_its_blocks_back(running: Running, phase: str) -> None:
+async def test_a_closed_request_frees_its_blocks(running: Running, phase: str) -> None:
     ctx = mock_context()
     stop = StopConditions(max_tokens=1900, ignore_eos=True)
     request = PreprocessedRequest(token_ids=PROMPT, stop_conditions=stop)
@@ -346,7 +346,7 @@ async def test_a_guide_is_obeyed(
         ([1], {"routing": RoutingHints(lora_name="x")}, "LoRA"),
     ],
 )
-async def test_what_cannot_be_done_is_the_requests_fault(
+async def test_unsupported_requests_are_invalid_arguments(
     running: Running, prompt: list[int], fields: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(BackendError.InvalidArgument, match=named):

@@ -119,21 +119,19 @@ async def test_the_decode_worker_goes_on_with_the_cache_of_the_prefill_worker(pa
     assert await pair.decoded(unseen, await pair.computed(PROMPT)) == alone
 
 
-async def test_the_prefill_worker_tells_of_its_cache_and_the_decode_worker_does_not(pair: Pair) -> None:
+async def test_only_the_prefill_worker_publishes_kv_events(pair: Pair) -> None:
     assert len(await pair.prefill.kv_event_sources()) == 1
     assert await pair.decode.kv_event_sources() == []
     assert len(await pair.decode.load_sources()) == 1
 
 
 @pytest.mark.parametrize("result", [None, PrefillResult(disaggregated_params={"other": 1})])
-async def test_the_decode_worker_refuses_what_no_prefill_worker_computed(
-    pair: Pair, result: PrefillResult | None
-) -> None:
+async def test_the_decode_worker_refuses_a_foreign_prefill_result(pair: Pair, result: PrefillResult | None) -> None:
     with pytest.raises(BackendError.InvalidArgument, match="prefill_result"):
         await pair.decoded(PROMPT, result)
 
 
-async def test_a_request_that_is_stopped_during_the_transfer_is_freed_and_harms_nobody(pair: Pair) -> None:
+async def test_a_request_stopped_during_the_transfer_is_freed(pair: Pair) -> None:
     prompt = [3 + position % 800 for position in range(1500)]
     result = await pair.computed(prompt)
     ctx = mock_context()

@@ -72,9 +72,7 @@ def reference(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
         return [float(model(**tokenizer(*pair, return_tensors="pt")).logits.sigmoid()) for pair in pairs]
 
 
-async def test_a_cross_encoder_gives_the_scores_that_transformers_gives(
-    scorer: VllmEngine, cross_encoder: Path
-) -> None:
+async def test_cross_encoder_scores_equal_those_of_transformers(scorer: VllmEngine, cross_encoder: Path) -> None:
     config = await scorer.start(1)
     assert config.capabilities >= {"rerank", "score"}
     assert "embed" not in config.capabilities
@@ -103,7 +101,7 @@ async def test_a_cross_encoder_gives_the_scores_that_transformers_gives(
         await scorer.score(ScoreRequest(queries=["rain"], documents=["rain"]), stopped)
 
 
-async def test_a_model_of_embeddings_gives_their_cosine(make_engine: Callable[..., Any], model: Path) -> None:
+async def test_an_embedding_model_scores_by_cosine(make_engine: Callable[..., Any], model: Path) -> None:
     engine = make_engine(runner="pooling", args={"convert": "embed"})
     try:
         config = await engine.start(1)

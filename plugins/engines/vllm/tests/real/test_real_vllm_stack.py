@@ -184,7 +184,9 @@ def server(bare: list[list[int]], model: Path, tmp_path_factory: pytest.TempPath
         server.end()
 
 
-def test_the_whole_stack_says_the_same_ids_as_vllm_alone(server: Server, bare: list[list[int]], model: Path) -> None:
+def test_the_whole_stack_generates_the_same_ids_as_vllm_alone(
+    server: Server, bare: list[list[int]], model: Path
+) -> None:
     files = {path.name: path.read_bytes() for path in model.iterdir() if path.suffix == ".json"}
     tokenizer = load_tokenizer(HF, files)
     # Every token has bytes of its own, so the texts of the log-probabilities name the ids.
@@ -201,7 +203,7 @@ def test_the_whole_stack_says_the_same_ids_as_vllm_alone(server: Server, bare: l
         assert [ids[text] for text in choice["logprobs"]["tokens"]] == expected
 
 
-def test_a_prompt_that_was_seen_goes_to_the_worker_that_has_it(server: Server) -> None:
+def test_a_repeated_prompt_is_routed_to_the_worker_with_its_cache(server: Server) -> None:
     if importlib.util.find_spec("dynamo_plugin_router_kv") is None:
         pytest.skip("there is no kv router")
     for number in range(4):
@@ -289,7 +291,7 @@ def test_a_worker_that_is_killed_leaves_no_process_of_vllms(server: Server) -> N
     assert len(children(other)) > 1
 
 
-def test_ctrl_c_lets_a_stream_finish_and_leaves_nothing_behind(server: Server) -> None:
+def test_ctrl_c_finishes_the_stream_and_leaves_no_process(server: Server) -> None:
     stream = Stream(server, [44] * 50, 1950)
     stream.read(1)
 

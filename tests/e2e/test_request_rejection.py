@@ -623,7 +623,7 @@ def test_a_worker_that_is_full_leaves_its_requests_to_another(house: Overloaded)
 
     assert together(server, 12, "unequal") == [200] * 12
     # Half of them were for the small one. How many of these it refused depends on how close together they came; that it
-    # is passed over for a while is shown in runtime/tests/dispatch/test_pool_of_workers.py.
+    # is passed over for a while is shown in runtime/tests/dispatch/test_worker_pool.py.
     assert server.until(lambda: refusals_of_the_small_one() > before, 5)
     assert server.metric(REJECTIONS, model="unequal") == refused
 

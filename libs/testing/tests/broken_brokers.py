@@ -1,6 +1,6 @@
 """Transports over a broker that break one promise each, and what of the kit must find it.
 
-Not collected with the other tests: `test_the_kits_find_broken_parts` runs this file and compares. A part runs only the
+Not collected with the other tests: `test_kits_on_broken_parts` runs this file and compares. A part runs only the
 checks that it must fail: each of them starts servers, and all of them pass for the part without a fault.
 """
 

@@ -1,6 +1,6 @@
 """Event planes that break one promise each, and what of the kit must find it.
 
-Not collected with the other tests: `test_the_kits_find_broken_parts` runs this file and compares.
+Not collected with the other tests: `test_kits_on_broken_parts` runs this file and compares.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Calls over a real NATS and a real Redis server: how much they say, logins, and what happens while they are away.
 
-What holds over every transport is in `test_every_profile.py`.
+What holds over every transport is in `test_profiles.py`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ def test_the_user_and_session_of_a_request_override_known_ones(
 ) -> None:
     known = Principal(key_id="k", tenant="t", user=user, session=session, headers={"x-team": "a"})
 
-    asking = known.asking(user=new_user, session=new_session)
+    asking = known.with_end_user(user=new_user, session=new_session)
 
     assert (asking.user, asking.session) == (new_user or user, new_session or session)
     assert (asking.key_id, asking.tenant, asking.headers) == ("k", "t", {"x-team": "a"})
@@ -22,8 +22,8 @@ def test_the_user_and_session_of_a_request_override_known_ones(
 def test_a_request_without_new_identity_makes_no_copy() -> None:
     known = Principal(user="u", session="s")
 
-    assert known.asking() is known
-    assert known.asking(user="u", session="s") is known
+    assert known.with_end_user() is known
+    assert known.with_end_user(user="u", session="s") is known
 
 
 def test_repr_omits_client_supplied_identity() -> None:

@@ -6,7 +6,7 @@ import logging
 
 import msgspec
 import pytest
-from dynamo_core.protocol.reading import MAX_DEPTH, SHOWN, Unreadable, check_depth, read, read_json, shown
+from dynamo_core.protocol.reading import MAX_DEPTH, SHOWN, Unreadable, check_depth, read, read_json, truncated
 from dynamo_core.protocol.unreadable import BURST, EVERY, UnreadableWarner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,7 +47,7 @@ def test_an_error_holds_no_more_of_a_foreign_text_than_a_line_can() -> None:
 
 @given(st.text())
 def test_truncated_text_is_printable_and_short(text: str) -> None:
-    seen = shown(text, 20)
+    seen = truncated(text, 20)
 
     assert seen.isprintable()
     assert len(seen) <= 21 * len("\\U00000000")

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from dynamo_core.errors import CannotConnect
-from dynamo_leases import JsonClient, JsonStream, NotSpoken, StreamEnded, untrusted
+from dynamo_leases import JsonClient, JsonStream, StreamEnded, UnsupportedServer, untrusted
 from dynamo_testing.ports import free_port
 
 
@@ -73,7 +73,7 @@ async def test_a_non_http_server_is_reported() -> None:
     client = JsonClient("etcd", tls=None, timeout=5.0)
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as odd:
         url = f"http://127.0.0.1:{odd.sockets[0].getsockname()[1]}"
-        with pytest.raises(NotSpoken, match=f"^this is no etcd: {url} answers what is no HTTP"):
+        with pytest.raises(UnsupportedServer, match=f"^this is no etcd: {url} answers what is no HTTP"):
             async with client.deadline(url):
                 await client.send("GET", url)
     await client.aclose()

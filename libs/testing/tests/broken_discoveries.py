@@ -149,7 +149,7 @@ TestHasNoLimit = Broken.failing(
     "test_a_value_that_is_too_large_is_refused",
     put=lambda real, self, key, value: (
         self._records.update({key: value}),
-        self._tell(WatchEvent(WatchKind.PUT, key, value)),
+        self._notify(WatchEvent(WatchKind.PUT, key, value)),
     ),
 )
 TestHasTooLowALimit = Broken.failing(
@@ -248,10 +248,10 @@ class Client(Store):
         if store is not None:
             self._records = store._records
 
-    def _tell(self, event: WatchEvent) -> None:
-        super()._tell(event)
+    def _notify(self, event: WatchEvent) -> None:
+        super()._notify(event)
         for other in self.others:
-            MemoryDiscovery._tell(other, event)
+            MemoryDiscovery._notify(other, event)
 
     def announce(self, kind: WatchKind) -> None:
         """Tell all watches that the store is gone, or back."""

@@ -17,11 +17,11 @@ from dynamo_telemetry import logs
 
 from dynamo_runtime import garbage
 from dynamo_runtime.assembly.application import Application
-from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.plane import ProcessServices
 from dynamo_runtime.assembly.reload import OneReload, Reload, Reloader
 from dynamo_runtime.assembly.resolve import Resolved
-from dynamo_runtime.assembly.roles import Hosted, Role, role_for, role_of
-from dynamo_runtime.processes.control import ParentPipe, supervised
+from dynamo_runtime.assembly.roles import HostedEngine, Role, role_for, role_of
+from dynamo_runtime.processes.control import ParentPipe, supervisor_descriptor
 from dynamo_runtime.processes.reload_triggers import ReloadTriggers, has_terminal
 from dynamo_runtime.processes.signals import Signals, end_with
 from dynamo_runtime.processes.supervised_reload import ChildReload, SupervisedReload, answer_reloads
@@ -47,7 +47,7 @@ def serve(
     only: str | None = None,
     replica: int | None = None,
     arguments: Sequence[str] = (),
-    hosted: Hosted | None = None,
+    hosted: HostedEngine | None = None,
 ) -> int:
     """Run what the settings describe until SIGINT or SIGTERM; a second signal cuts what runs, a third ends it at once.
 
@@ -63,7 +63,7 @@ def serve(
     logs.configure_logging(settings.log.level, settings.log.json_lines, process=role.name)
     code = FAILED
     try:
-        if role.whole and (plane := Plane(loaded, role)).transport.CROSS_PROCESS:
+        if role.whole and (plane := ProcessServices(loaded, role)).transport.CROSS_PROCESS:
             resolved = plane.resolved
             code = run(lambda: _supervise(loaded, resolved, role, arguments))
         else:
@@ -105,7 +105,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(loaded: LoadedSettings, role: Role) -> int:
-    descriptor = supervised()
+    descriptor = supervisor_descriptor()
     numbers = (signal.SIGINT, signal.SIGTERM) if descriptor is None else (signal.SIGTERM,)
     async with AsyncExitStack() as stack:
         signals = stack.enter_context(
@@ -184,7 +184,7 @@ async def _announce(application: Application) -> None:
     """Say when requests can be answered: workers may come long after the port is open."""
     if application.url is not None:
         await application.ready()
-        garbage.settle()
+        garbage.freeze_loaded()
         log.info("ready for requests at %s", application.url)
 
 

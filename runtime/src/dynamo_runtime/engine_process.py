@@ -18,7 +18,7 @@ from dynamo_core.errors import ConfigError, DynamoError, InvalidArgument
 
 from dynamo_runtime.app import FAILED, serve
 from dynamo_runtime.args import from_args
-from dynamo_runtime.assembly.roles import Hosted
+from dynamo_runtime.assembly.roles import HostedEngine
 from dynamo_runtime.assembly.worker_process import COMMON_LABELS
 from dynamo_runtime.processes.supervisor import MISCONFIGURED
 from dynamo_runtime.standalone import layer_of, load_standalone, worker_word
@@ -113,7 +113,7 @@ def _serve(engine: EngineLike, config: WorkerConfig) -> int:
         runtime=config.runtime,
         above=layer_of(config, model_name),
     )
-    return serve(loaded, hosted=Hosted(as_engine(engine, config), config))
+    return serve(loaded, hosted=HostedEngine(as_engine(engine, config), config))
 
 
 def _check_labels(labels: Mapping[str, str]) -> None:

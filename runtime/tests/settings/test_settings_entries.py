@@ -11,7 +11,7 @@ import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
 from dynamo_runtime.settings import LoadedSettings, PluginEntry, config_schema, load_settings, view_settings
-from dynamo_runtime.settings.entries import by_entry_name, settle
+from dynamo_runtime.settings.entries import assign_section_keys, by_entry_name
 from dynamo_runtime.settings.layers import check, fill, merge
 from dynamo_runtime.settings.shape import shape_of
 from dynamo_runtime.settings.tree import DEFAULT, Table, from_plain, to_plain
@@ -404,7 +404,7 @@ def of_a_list_only(*layers: dict[str, Any]) -> OnlyAList:
         assert isinstance(upper, Table)
         check(upper, shape)
         tree = merge(tree, by_entry_name(upper, tree, shape, merge), shape)
-    return OnlyAList.model_validate(to_plain(fill(settle(tree, shape), shape)))
+    return OnlyAList.model_validate(to_plain(fill(assign_section_keys(tree, shape), shape)))
 
 
 def test_a_section_can_be_a_list_and_nothing_else() -> None:

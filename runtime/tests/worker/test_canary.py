@@ -19,7 +19,7 @@ from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
 from dynamo_runtime.dispatch.execution.caller import Caller
-from dynamo_runtime.worker.canary import Beats, Canary, HealthCheck, probe
+from dynamo_runtime.worker.canary import Canary, HealthCheck, ItemCounter, probe
 from dynamo_runtime.worker.probe import probe_request
 from dynamo_runtime.worker.worker import Worker, WorkerLimits
 
@@ -246,7 +246,7 @@ def failing(error: Exception) -> Callable[[], Awaitable[None]]:
 
 async def test_the_verdict_has_the_reason() -> None:
     verdicts = Verdicts()
-    canary = Canary(failing(ResponseTimeout("no answer")), Beats(), CHECK, verdicts)
+    canary = Canary(failing(ResponseTimeout("no answer")), ItemCounter(), CHECK, verdicts)
     canary.start()
 
     why = await verdicts.until(False)
@@ -258,7 +258,7 @@ async def test_the_verdict_has_the_reason() -> None:
 
 async def test_an_engine_that_streams_is_not_probed() -> None:
     probes: list[None] = []
-    verdicts, beats = Verdicts(), Beats()
+    verdicts, beats = Verdicts(), ItemCounter()
 
     async def ask() -> None:
         probes.append(None)
@@ -276,7 +276,7 @@ async def test_an_engine_that_streams_is_not_probed() -> None:
 
 
 async def test_an_engine_that_streams_to_others_during_a_failed_probe_is_busy_and_not_dead() -> None:
-    verdicts, beats = Verdicts(), Beats()
+    verdicts, beats = Verdicts(), ItemCounter()
 
     async def ask() -> None:
         beats.count += 1
@@ -291,7 +291,7 @@ async def test_an_engine_that_streams_to_others_during_a_failed_probe_is_busy_an
 
 
 async def test_an_item_is_enough_to_be_taken_for_alive_again() -> None:
-    verdicts, beats = Verdicts(), Beats()
+    verdicts, beats = Verdicts(), ItemCounter()
     canary = Canary(failing(ResponseTimeout("no answer")), beats, CHECK, verdicts)
     canary.start()
     await verdicts.until(False)
@@ -315,7 +315,7 @@ async def test_a_failed_verdict_is_reported_again() -> None:
             again.set()
         raise RuntimeError("discovery is away")
 
-    canary = Canary(failing(ResponseTimeout("no answer")), Beats(), CHECK, verdict)
+    canary = Canary(failing(ResponseTimeout("no answer")), ItemCounter(), CHECK, verdict)
     canary.start()
     async with asyncio.timeout(10):
         await again.wait()
@@ -334,7 +334,7 @@ async def test_items_are_counted_when_they_have_been_delivered_and_only_then() -
         finally:
             closed.append(None)
 
-    beats = Beats()
+    beats = ItemCounter()
     stream = beats.watch(items())
     counts = [beats.count async for _ in stream]
     waiting = beats.watch(items())

@@ -20,8 +20,8 @@ from dynamo_core import (
 from dynamo_core.contracts.call import EMBED, GENERATE, MODEL_FILE, SCORE
 from dynamo_core.protocol import UNREADABLE, Unreadable
 from dynamo_core.protocol.reading import check_depth, read
-from dynamo_plugin_extension_feed.rates import Counted, ModelCounts, TenantCounts, Totals, WorkerCounts
-from dynamo_plugin_extension_feed.state import Views, together
+from dynamo_plugin_extension_feed.rates import FrontendCounts, ModelCounts, TenantCounts, Totals, WorkerCounts
+from dynamo_plugin_extension_feed.state import Views, join_views
 from dynamo_plugin_extension_feed.views import Line, View, Worker, read_view
 from dynamo_wire import encode as pack
 from dynamo_wire.brokered import fragments
@@ -150,7 +150,7 @@ _VIEW = msgspec.msgpack.encode(
     View(
         [Worker("1", "w-0", "m", "aggregated", "serving", "free", "here", 1, "0.1.0", 1.0, 1, 2, 3, 4)],
         {"m": {"waiting": 1}},
-        Counted(
+        FrontendCounts(
             Totals({"m": ModelCounts(1, ttft={3: 1})}, {"m": ModelCounts(2, itl={3: 1})}),
             Totals({"t": TenantCounts(1)}, {"t": TenantCounts(2)}),
             {"1": WorkerCounts(1, 2, 3)},
@@ -177,7 +177,7 @@ async def views_of_other_frontends() -> AsyncGenerator[Feed, None]:
         value = read(decoder, data)
         check_depth(value)
         msgspec.json.encode(
-            together(Views([], {1: read_view(value), 2: read_view(msgspec.msgpack.decode(_VIEW))}, {}), 1)
+            join_views(Views([], {1: read_view(value), 2: read_view(msgspec.msgpack.decode(_VIEW))}, {}), 1)
         )
 
     yield feed

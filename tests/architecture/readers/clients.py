@@ -350,13 +350,13 @@ async def records_of_response_stores() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_generation.requests.thoughts:unpacked base64.b64decode",
+    "dynamo_generation.requests.thoughts:unpack_thoughts base64.b64decode",
     bodies=plain_bodies,
     good=[b"Ab4UB2lzbywgd2VsbA=="],
     raises=[],
 )
 async def thoughts_that_come_back() -> AsyncGenerator[Feed, None]:
-    from dynamo_generation.requests.thoughts import packed, unpacked
+    from dynamo_generation.requests.thoughts import pack_thoughts, unpack_thoughts
 
-    yield lambda data: unpacked(data.decode(errors="surrogateescape"))
-    assert unpacked(packed("so, well")) == "so, well"
+    yield lambda data: unpack_thoughts(data.decode(errors="surrogateescape"))
+    assert unpack_thoughts(pack_thoughts("so, well")) == "so, well"

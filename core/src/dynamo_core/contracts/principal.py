@@ -35,7 +35,7 @@ class Principal:
         """
         return self.models is None or model in self.models
 
-    def asking(self, *, user: str = "", session: str = "") -> Principal:
+    def with_end_user(self, *, user: str = "", session: str = "") -> Principal:
         """Return this principal with the end user and the session that a request names.
 
         An empty value changes nothing.

@@ -5,7 +5,7 @@ from dynamo_core.protocol.reading import UNREADABLE as UNREADABLE
 from dynamo_core.protocol.reading import Unreadable as Unreadable
 from dynamo_core.protocol.reading import read as read
 from dynamo_core.protocol.reading import read_json as read_json
-from dynamo_core.protocol.reading import shown as shown
+from dynamo_core.protocol.reading import truncated as truncated
 from dynamo_core.protocol.records import ACCEPTED_PROTOS as ACCEPTED_PROTOS
 from dynamo_core.protocol.records import CHAT as CHAT
 from dynamo_core.protocol.records import COMPLETIONS as COMPLETIONS

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from dynamo_core.protocol.reading import Unreadable, check_depth, read, shown
+from dynamo_core.protocol.reading import Unreadable, check_depth, read, truncated
 from dynamo_core.protocol.records import ACCEPTED_PROTOS, PROTO, WORKER_STATES, FrontendRecord, Instance, ModelCard
 
 #: Characters of a model's name. Clients send it; lists, logs and metrics show it.
@@ -82,7 +82,7 @@ def check_state(state: str) -> None:
     """
     if state not in WORKER_STATES:
         known = ", ".join(map(repr, WORKER_STATES))
-        raise Unreadable(f"its state is {shown(repr(state), 40)}; {known} can be")
+        raise Unreadable(f"its state is {truncated(repr(state), 40)}; {known} can be")
 
 
 def check_model_name(name: str) -> None:
@@ -95,9 +95,9 @@ def check_model_name(name: str) -> None:
     if not name.strip():
         raise ValueError("is blank")
     if len(name) > MAX_NAME:
-        raise ValueError(f"has {len(name)} characters, more than {MAX_NAME}: {shown(name, 20)}")
+        raise ValueError(f"has {len(name)} characters, more than {MAX_NAME}: {truncated(name, 20)}")
     if not name.isprintable():
-        raise ValueError(f"has characters that do not show: {shown(name)}")
+        raise ValueError(f"has characters that do not show: {truncated(name)}")
 
 
 def _check_proto(proto: int) -> None:

@@ -41,7 +41,7 @@ def read(decoder: Decoder[T], data: bytes | memoryview | str) -> T:
     try:
         return decoder.decode(data)
     except UNREADABLE as error:
-        raise Unreadable(shown(str(error))) from None
+        raise Unreadable(truncated(str(error))) from None
 
 
 def read_json(data: bytes | str) -> Any:
@@ -53,7 +53,7 @@ def read_json(data: bytes | str) -> Any:
     try:
         return json.loads(data)
     except UNREADABLE as error:
-        raise Unreadable(shown(str(error))) from None
+        raise Unreadable(truncated(str(error))) from None
 
 
 def check_depth(value: object) -> None:
@@ -76,7 +76,7 @@ def _parts(value: object) -> Iterable[object]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def shown(text: str, limit: int = SHOWN) -> str:
+def truncated(text: str, limit: int = SHOWN) -> str:
     """Return a foreign text fit for messages: on one line, cut at `limit` characters, nothing invisible."""
     cut = text if len(text) <= limit else text[:limit] + "…"
     return cut if cut.isprintable() else repr(cut)[1:-1]

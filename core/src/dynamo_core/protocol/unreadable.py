@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from dynamo_core.protocol.reading import shown
+from dynamo_core.protocol.reading import truncated
 
 #: Warnings allowed at once, and the seconds after which one more is allowed.
 BURST = 10
@@ -47,7 +47,7 @@ class UnreadableWarner:
         suppressed, self._suppressed = self._suppressed, 0
         more = f" (and {suppressed} more that were not told of)" if suppressed else ""
         self._log.warning(
-            "%s '%s' cannot be read and is left out: %s%s", self._what, shown(name), shown(str(reason)), more
+            "%s '%s' cannot be read and is left out: %s%s", self._what, truncated(name), truncated(str(reason)), more
         )
 
     def readable(self, name: str) -> None:

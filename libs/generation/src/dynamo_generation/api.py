@@ -20,7 +20,7 @@ from dynamo_generation.endpoints.conversation import ChatDependencies
 from dynamo_generation.endpoints.endpoint import ModelEndpoint
 from dynamo_generation.endpoints.generation import GenerationEndpoint
 from dynamo_generation.endpoints.openapi import Operation
-from dynamo_generation.heap import give_back
+from dynamo_generation.heap import trim_after_growth
 from dynamo_generation.prompts.meters import call_counter
 from dynamo_generation.prompts.token_cache import token_memory
 from dynamo_generation.requests.ignored import IgnoredFields
@@ -79,7 +79,7 @@ class Generation:
     async def start(self) -> None:
         """Begin to give back memory that large requests took."""
         if self._giving_back is None:
-            self._giving_back = self._tasks.spawn(give_back(), name="give-back-memory")
+            self._giving_back = self._tasks.spawn(trim_after_growth(), name="give-back-memory")
 
     async def aclose(self) -> None:
         """Wait a while for streams that are still being closed, then end that too, for the last API that is closed."""

@@ -46,7 +46,7 @@ def trim() -> bool:
     return True
 
 
-def keep_less() -> None:
+def return_memory_at_once() -> None:
     """Have the C library keep no large pieces of memory from now on."""
     if any(name in os.environ for name in _VARIABLES):
         return
@@ -58,11 +58,11 @@ def keep_less() -> None:
         mallopt(which, _AT_ONCE)
 
 
-async def give_back() -> None:
+async def trim_after_growth() -> None:
     """Give memory back whenever the process has grown; goes on until it is cancelled, or cannot."""
     if not await asyncio.to_thread(trim):
         return
-    keep_less()
+    return_memory_at_once()
     least, pause = resident(), PAUSE
     while least:
         await asyncio.sleep(pause)

@@ -15,7 +15,7 @@ from dynamo_core.contracts.http_route import ErrorResponse
 from dynamo_core.errors import INTERNAL, INTERNAL_MESSAGE, Problem
 
 from dynamo_http.half_closed import SUPPORTED, EarlyStatusLine, was_reset
-from dynamo_http.packed import NamedRequest
+from dynamo_http.packed import BufferedRequest
 
 #: Most headers of a request, and most bytes of its first line and of each header.
 MAX_HEADERS = 128
@@ -140,7 +140,7 @@ class Connection(web.RequestHandler):
         else:
             problem = Problem(status, INTERNAL_MESSAGE, INTERNAL)
         answer = self._respond_error(problem)
-        if isinstance(request, NamedRequest):
+        if isinstance(request, BufferedRequest):
             request.answer_in(HttpVersion11)
         answer.force_close()
         return answer

@@ -34,7 +34,7 @@ from dynamo_http.connection import MAX_FIELD, MAX_HEADERS, Connection
 from dynamo_http.connection_limiter import HEADER_TIMEOUT, ConnectionLimiter
 from dynamo_http.cors import Cors
 from dynamo_http.errors import error_response
-from dynamo_http.packed import NamedRequest, request_factory
+from dynamo_http.packed import BufferedRequest, request_factory
 from dynamo_http.stalls import Stalls
 
 log = logging.getLogger(__name__)
@@ -488,7 +488,7 @@ class Listener(AsyncResource):
                 log.error("%s %s failed", request.method, request.path, exc_info=error)
             response = self._words(handler)(problem)
         finally:
-            if isinstance(request, NamedRequest):
+            if isinstance(request, BufferedRequest):
                 request.give_back()
         if self._draining and not response.prepared:
             response.force_close()

@@ -34,7 +34,7 @@ class TooLarge(Exception):
     """More would come out than may."""
 
 
-class NamedRequest(web.Request):
+class BufferedRequest(web.Request):
     """A request whose answer has the product's name, not the library's, in its Server header.
 
     Its body is read within the budget of the listener.
@@ -117,7 +117,7 @@ class NamedRequest(web.Request):
         await super()._prepare_hook(response)
 
 
-class PackedRequest(NamedRequest):
+class CompressedRequest(BufferedRequest):
     """A request with a `Content-Encoding`. `read`, `text` and `json` return the decompressed body."""
 
     async def read(self) -> bytes:
@@ -174,7 +174,7 @@ def request_factory(
     """Return what makes the requests of a server; `body_limit` is in bytes."""
 
     def make(message: RawRequestMessage, payload: Any, protocol: Any, writer: Any, task: Any) -> web.Request:
-        kind = PackedRequest if hdrs.CONTENT_ENCODING in message.headers else NamedRequest
+        kind = CompressedRequest if hdrs.CONTENT_ENCODING in message.headers else BufferedRequest
         request = kind(message, payload, protocol, writer, task, loop, client_max_size=body_limit)
         request.budget = budget
         return request

@@ -7,8 +7,8 @@ from dynamo_leases.heartbeat_thread import HeartbeatThread as HeartbeatThread
 from dynamo_leases.json_client import Json as Json
 from dynamo_leases.json_client import JsonClient as JsonClient
 from dynamo_leases.json_client import JsonStream as JsonStream
-from dynamo_leases.json_client import NotSpoken as NotSpoken
 from dynamo_leases.json_client import StreamEnded as StreamEnded
+from dynamo_leases.json_client import UnsupportedServer as UnsupportedServer
 from dynamo_leases.json_client import untrusted as untrusted
 from dynamo_leases.lease import HeartbeatLease as HeartbeatLease
 from dynamo_leases.lease import new_lease_id as new_lease_id

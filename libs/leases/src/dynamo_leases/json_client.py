@@ -30,7 +30,7 @@ Json = dict[str, Any]
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
 
 
-class NotSpoken(CannotConnect):
+class UnsupportedServer(CannotConnect):
     """The server lacks the API of the store, or a needed part of it."""
 
 
@@ -156,7 +156,7 @@ def unreachable(service: str, server: str, error: Exception) -> CannotConnect:
     if isinstance(error, TimeoutError):
         return CannotConnect(f"{where} does not answer", cause=error)
     if isinstance(error, ClientResponseError):
-        return NotSpoken(f"this is no {service}: {server} answers what is no HTTP", cause=error)
+        return UnsupportedServer(f"this is no {service}: {server} answers what is no HTTP", cause=error)
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)
     words = str(inner or error) if isinstance(error, ClientError | OSError | ValueError) else type(error).__name__
     text = " ".join(words.split()).rstrip(".") or type(error).__name__

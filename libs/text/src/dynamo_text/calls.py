@@ -94,14 +94,14 @@ class CallArguments(CallReader):
         start, at = at, self._value.feed(text, at)
         if not self.reported:
             self._raw.append(text[start:at])
-        self._tell()
+        self._emit()
         return at
 
     def complete(self) -> bool:
         """See `CallReader.complete`."""
         closed = self._value.close()
         if closed:
-            self._tell()
+            self._emit()
         return closed
 
     def unreported(self) -> str:
@@ -114,7 +114,7 @@ class CallArguments(CallReader):
             self._sink.arguments(self._value.give_up())
         return self.unreported()
 
-    def _tell(self) -> None:
+    def _emit(self) -> None:
         value = self._value
         self.progress = value.progress
         arguments = value.take()
@@ -284,15 +284,15 @@ class CallObject(CallReader):
         if not self._take("".join(self._piece)):
             self.progress = Progress.BROKEN
         elif self.reported:
-            self._tell_repairs()
+            self._report_repairs()
         return at
 
     def _end(self) -> None:
         self._raw.clear()
         self.progress = Progress.DONE
-        self._tell_repairs()
+        self._report_repairs()
 
-    def _tell_repairs(self) -> None:
+    def _report_repairs(self) -> None:
         if self._repairs:
             _count(self._sink, self._repairs)
             self._repairs.clear()

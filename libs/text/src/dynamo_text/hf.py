@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dynamo_core import GENERATION_CONFIG, MODEL_CONFIG, SPECIAL_TOKENS, TOKENIZER, TOKENIZER_CONFIG, StreamDecoder
 from dynamo_core.errors import ConfigError
-from dynamo_core.protocol import Unreadable, read_json, shown
+from dynamo_core.protocol import Unreadable, read_json, truncated
 
 from dynamo_text.generic import LibraryStream
 from dynamo_text.limits import EncodeLimit
@@ -165,10 +165,10 @@ class HFTokenizer:
     def _keeping(self, keep: frozenset[int]) -> PieceTable:
         table = self._kept.get(keep)
         if table is None:
-            shown, hidden = self._shown, self._hidden
+            truncated, hidden = self._shown, self._hidden
             table = self._kept[keep] = PieceTable(
                 # None is not kept: there is no end of ids that do not exist.
-                lambda token_id: (shown if token_id in keep else hidden)[token_id] or None
+                lambda token_id: (truncated if token_id in keep else hidden)[token_id] or None
             )
         return table
 
@@ -218,7 +218,7 @@ def _parse(files: Mapping[str, bytes]) -> Library:
         return raise_panics(Library.from_buffer)(data)
     except Exception as error:  # the library raises bare exceptions
         raise ConfigError(
-            f"{TOKENIZER} cannot be read: {shown(str(error))}; export the tokenizer again, or update tokenizers",
+            f"{TOKENIZER} cannot be read: {truncated(str(error))}; export the tokenizer again, or update tokenizers",
             cause=error,
         ) from error
 

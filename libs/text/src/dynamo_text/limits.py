@@ -16,7 +16,7 @@ class TextTooLong(Exception):
         self.tokens = tokens
 
 
-class GivenUp(Exception):
+class EncodingCancelled(Exception):
     """The ids of a text are not wanted any more."""
 
 
@@ -41,4 +41,4 @@ class EncodeLimit:
         if tokens > self.tokens:
             raise TextTooLong(tokens)
         if self.given_up:
-            raise GivenUp
+            raise EncodingCancelled

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from dynamo_core.protocol import shown
+from dynamo_core.protocol import truncated
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,6 +30,6 @@ def raise_panics(call: Callable[P, T]) -> Callable[P, T]:
             # Each module that is written in Rust has a type of its own, of this name.
             if type(error).__name__ != "PanicException":
                 raise
-            raise TokenizerPanic(f"the library tokenizers panicked: {shown(str(error))}") from error
+            raise TokenizerPanic(f"the library tokenizers panicked: {truncated(str(error))}") from error
 
     return guarded

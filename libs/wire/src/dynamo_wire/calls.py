@@ -329,7 +329,7 @@ class Call(Source):
             else:
                 sink.data(item)
         if self._over.is_set():
-            self._tell()
+            self._deliver_end()
 
     def over(self, error: DynamoError | None) -> None:
         """Record that nothing more will come."""
@@ -340,9 +340,9 @@ class Call(Source):
             self.verdict.set_result(error or EngineShutdown("the call ended before it was accepted"))
         self._error = error
         self._over.set()
-        self._tell()
+        self._deliver_end()
 
-    def _tell(self) -> None:
+    def _deliver_end(self) -> None:
         sink, self._sink = self._sink, None
         if sink is not None:
             self.data = self.event = _drop

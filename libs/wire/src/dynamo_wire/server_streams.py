@@ -115,7 +115,7 @@ class ServerStreams:
         for stream in list(self._calls.values()):
             stream.drop()
             stream.call.lost()
-        self._tell_collected()
+        self._report_collected()
 
     # What streams say.
 
@@ -162,12 +162,12 @@ class ServerStreams:
             for stream in dirty:
                 stream.collect(rows)
             self._pack(rows, out, limit)
-            self._tell_collected()
+            self._report_collected()
         if self._tail:
             out += self._tail
             self._tail = []
 
-    def _tell_collected(self) -> None:
+    def _report_collected(self) -> None:
         collected, self._collected = self._collected, None
         if collected is not None and not collected.done():
             collected.set_result(None)
@@ -259,13 +259,13 @@ class ServerStream:
         pending = self._pending
         pending.append(item)
         if len(pending) >= self._coalesce and not self._queued:
-            self._tell()
+            self._send()
 
     def event(self, item: Annotated[Any]) -> None:
         self._pending.append(item)
         # The end of the handler follows in the next turn, and carries this flag.
         if not self._queued and not item.is_complete_final():
-            self._tell()
+            self._send()
 
     def room(self) -> Awaitable[None] | None:
         if self._resumed is None and len(self._pending) < self._limit and not self._link.blocked:
@@ -275,10 +275,10 @@ class ServerStream:
     def ended(self, error: DynamoError | None) -> None:
         self._over = True
         if self._pending and not self._queued:
-            self._tell()
+            self._send()
         self._siblings.ended(self._sid, error, told=self.failed)
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         self._queued = True
         self._siblings.dirty(self)
 

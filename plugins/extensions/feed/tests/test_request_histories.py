@@ -16,7 +16,7 @@ from dynamo_core import (
     RequestRefused,
 )
 from dynamo_plugin_extension_feed import ways
-from dynamo_plugin_extension_feed.ways import ANSWERING, PREFILLING, WAITING, Ways
+from dynamo_plugin_extension_feed.ways import ANSWERING, PREFILLING, WAITING, RequestHistories
 from dynamo_testing.extension.events import finished, received
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +35,7 @@ happenings = st.lists(st.tuples(st.sampled_from(["a1", "a2", "b1", "b2"]), st.sa
 
 @given(happenings)
 def test_open_requests_are_counted_by_the_stage_of_their_events(all_of_them: Sequence[tuple[str, str]]) -> None:
-    own = Ways(kept=3)
+    own = RequestHistories(kept=3)
     told: dict[str, list[str]] = {}
     for name, kind in all_of_them:
         if name in told or kind == "received":
@@ -56,7 +56,7 @@ def test_open_requests_are_counted_by_the_stage_of_their_events(all_of_them: Seq
 
 def test_requests_with_a_lost_end_are_dropped_from_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ways, "OPEN", 2)
-    own = Ways(kept=3)
+    own = RequestHistories(kept=3)
     for name in ("a1", "a2", "b1"):
         own.add(MAKE["received"](name))
 
@@ -65,7 +65,7 @@ def test_requests_with_a_lost_end_are_dropped_from_the_counts(monkeypatch: pytes
 
 
 def test_a_request_that_moves_for_ever_keeps_a_bounded_number_of_events_and_its_end() -> None:
-    own = Ways(kept=3)
+    own = RequestHistories(kept=3)
     own.add(MAKE["received"]("a1"))
     for _ in range(1000):
         own.add(MAKE["moved"]("a1"))

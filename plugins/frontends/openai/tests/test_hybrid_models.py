@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import Parsers
-from dynamo_generation.requests.thinking import VARIABLES, Kind, ThinkingVariables, Wish
+from dynamo_generation.requests.thinking import VARIABLES, Kind, ThinkingRequest, ThinkingVariables
 from dynamo_plugin_parsers_standard.think import Qwen3Parser
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,7 +196,7 @@ def test_only_variables_that_a_template_reads_count(source: str, names: tuple[st
 
 
 WISHES = st.builds(
-    Wish,
+    ThinkingRequest,
     st.none() | st.booleans(),
     st.none() | st.sampled_from(["none", "minimal", "low", "high", "max"]),
     st.none() | st.integers(0, 9),
@@ -204,7 +204,7 @@ WISHES = st.builds(
 
 
 @given(names=st.lists(st.sampled_from(list(VARIABLES)), unique=True), wish=WISHES, knows_none=st.booleans())
-def test_no_variable_contradicts_another(names: list[str], wish: Wish, knows_none: bool) -> None:
+def test_no_variable_contradicts_another(names: list[str], wish: ThinkingRequest, knows_none: bool) -> None:
     values = ThinkingVariables(tuple(names), knows_none).values(wish)
 
     switches = {values[name] for name in values if VARIABLES[name] is Kind.SWITCH}

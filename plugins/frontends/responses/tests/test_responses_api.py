@@ -11,7 +11,7 @@ import openai
 import pytest
 from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_core.errors import ServiceOverloaded, StreamIncomplete
-from dynamo_generation.requests.thoughts import packed, unpacked
+from dynamo_generation.requests.thoughts import pack_thoughts, unpack_thoughts
 from dynamo_plugin_frontend_responses.requests import (
     INPUT_TOKENS_PASSIVE,
     RESPONSES_PASSIVE,
@@ -78,11 +78,11 @@ async def test_thoughts_that_another_server_has_encrypted_are_left_out(server: A
 
 @given(thoughts=st.text())
 def test_packed_thoughts_are_restored_and_no_change_goes_unseen(thoughts: str) -> None:
-    opaque = packed(thoughts)
+    opaque = pack_thoughts(thoughts)
 
-    assert unpacked(opaque) == thoughts.encode(errors="replace").decode()
-    assert unpacked(opaque[4:]) == ""
-    assert unpacked(opaque[:-4] + "AAAA") in ("", thoughts)
+    assert unpack_thoughts(opaque) == thoughts.encode(errors="replace").decode()
+    assert unpack_thoughts(opaque[4:]) == ""
+    assert unpack_thoughts(opaque[:-4] + "AAAA") in ("", thoughts)
 
 
 def body(**fields: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dynamo_core.resources import AsyncResource, ClosingStack
 
 from dynamo_runtime.assembly.frontend_composition import compose_frontend
 from dynamo_runtime.assembly.frontend_process import FrontendProcess
-from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.plane import ProcessServices
 from dynamo_runtime.assembly.reload import OneReload, Reloader, ReloadSwitch, reload_here
 from dynamo_runtime.assembly.roles import Role, role_of
 from dynamo_runtime.assembly.worker_process import WorkerProcess
@@ -34,7 +34,7 @@ class Application(AsyncResource):
         """Take as `stopping` the callback for a worker that begins to stop, for whatever reason."""
         self._settings = loaded.settings
         self.role = role or role_of(loaded.settings, None)
-        self._plane = Plane(loaded, self.role)
+        self._plane = ProcessServices(loaded, self.role)
         if not self.role.whole and not self._plane.transport.CROSS_PROCESS:
             raise ConfigError(
                 f"transport.use: {self._plane.transport.NAME} keeps everything in one process, "

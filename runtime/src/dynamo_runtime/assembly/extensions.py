@@ -16,7 +16,7 @@ from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
 from dynamo_core.errors import ConfigError, Unavailable
 from dynamo_core.resources import AsyncResource
 
-from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.plane import ProcessServices
 from dynamo_runtime.assembly.reload import Plan, Step
 from dynamo_runtime.assembly.resolve import PickedExtension
 from dynamo_runtime.dispatch.execution.caller import Caller
@@ -28,7 +28,7 @@ START_TIME: Final = 10.0
 CLOSE_TIME: Final = 5.0
 
 
-class Provided(NamedTuple):
+class ProvidedServices(NamedTuple):
     """One extension's view of a frontend, and the end of services that it leaves open."""
 
     view: FrontendView | None = None
@@ -44,9 +44,9 @@ class Extensions(AsyncResource):
 
     def __init__(
         self,
-        plane: Plane,
+        plane: ProcessServices,
         picked: Sequence[PickedExtension],
-        provide: Callable[[str], Provided] = lambda name: Provided(),
+        provide: Callable[[str], ProvidedServices] = lambda name: ProvidedServices(),
     ) -> None:
         """`provide` gives the extension of a name what it sees of a frontend."""
         call = Caller(plane.transport)
@@ -57,7 +57,7 @@ class Extensions(AsyncResource):
         self._started: set[str] = set()
         self._withdraw: dict[str, Callable[[], None]] = {}
         for one in picked:
-            view, self._withdraw[one.name] = Provided() if one.role == WORKER_ROLE else provide(one.name)
+            view, self._withdraw[one.name] = ProvidedServices() if one.role == WORKER_ROLE else provide(one.name)
             services = ExtensionServices(
                 role=WORKER_ROLE if view is None else FRONTEND_ROLE,
                 name=one.name,

@@ -17,7 +17,7 @@ from dynamo_core.errors import OVERLOAD
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_http.auth import Operators
 
-from dynamo_runtime.assembly.extensions import Extensions, Provided
+from dynamo_runtime.assembly.extensions import Extensions, ProvidedServices
 from dynamo_runtime.assembly.frontend_listeners import MB, Guards, make_listeners
 from dynamo_runtime.assembly.frontend_process import (
     AdmissionParts,
@@ -26,7 +26,7 @@ from dynamo_runtime.assembly.frontend_process import (
     configured_thresholds,
 )
 from dynamo_runtime.assembly.health import Health
-from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.plane import ProcessServices
 from dynamo_runtime.assembly.reload import Reload, reload_route
 from dynamo_runtime.assembly.resolve import RESPONSE_STORE, load_parsers, store_remark
 from dynamo_runtime.assembly.roles import Role
@@ -53,7 +53,7 @@ from dynamo_runtime.telemetry.request_events import ExtensionRequestEvents, Requ
 log = logging.getLogger(__name__)
 
 
-def compose_frontend(plane: Plane, role: Role, reload: Reload) -> FrontendProcess:
+def compose_frontend(plane: ProcessServices, role: Role, reload: Reload) -> FrontendProcess:
     """Make the parts of a frontend, each from those before it; nothing is started.
 
     Three parts are told of later ones, each by a line of its own: the monitor of the rule of admission, the models of
@@ -119,14 +119,14 @@ def compose_frontend(plane: Plane, role: Role, reload: Reload) -> FrontendProces
     )
 
 
-def _thresholds(plane: Plane, changed: Callable[[str], None]) -> ThresholdBook:
+def _thresholds(plane: ProcessServices, changed: Callable[[str], None]) -> ThresholdBook:
     common, models = configured_thresholds(plane.settings)
     armed = any(picked.cls.ARMS_THRESHOLDS for picked in plane.resolved.admission)
     namespace = plane.settings.namespace
     return ThresholdBook(plane.discovery, namespace, common=common, models=models, armed=armed, changed=changed)
 
 
-def _admission(plane: Plane, thresholds: ThresholdBook, retry_after: RetryAfterEstimator) -> AdmissionParts:
+def _admission(plane: ProcessServices, thresholds: ThresholdBook, retry_after: RetryAfterEstimator) -> AdmissionParts:
     picked = plane.resolved.admission
     services = AdmissionServices(plane.metrics, thresholds=thresholds, retry_after=retry_after.retry_after)
     by_section: dict[str, Admission] = {}
@@ -146,7 +146,7 @@ def _entry(section: str) -> str:
     return section.rpartition(".")[2]
 
 
-def _load_sync(plane: Plane, tracker: LoadTracker, *, needed: bool) -> PeerLoadSync | None:
+def _load_sync(plane: ProcessServices, tracker: LoadTracker, *, needed: bool) -> PeerLoadSync | None:
     """Share loads if the settings say so, else where it is `needed`: the loads of the others count too."""
     wanted = plane.settings.client.share_loads
     if not plane.transport.CROSS_PROCESS or not (needed if wanted is None else wanted):
@@ -159,7 +159,7 @@ def _load_sync(plane: Plane, tracker: LoadTracker, *, needed: bool) -> PeerLoadS
 
 
 def _pipeline(
-    plane: Plane,
+    plane: ProcessServices,
     admission: Admission,
     tracker: LoadTracker,
     retry_after: RetryAfterEstimator,
@@ -196,7 +196,12 @@ def _pipeline(
 
 
 def _router(
-    plane: Plane, monitor: WorkerMonitor, tracker: LoadTracker, caller: Caller, routers: RouterMaker, pool: Pool
+    plane: ProcessServices,
+    monitor: WorkerMonitor,
+    tracker: LoadTracker,
+    caller: Caller,
+    routers: RouterMaker,
+    pool: Pool,
 ) -> Router:
     monitor.take(pool)
     return routers.make(
@@ -211,7 +216,9 @@ def _router(
     )
 
 
-def _models(plane: Plane, pipeline: Pipeline, caller: Caller, make_router: Callable[[Pool], Router]) -> Models:
+def _models(
+    plane: ProcessServices, pipeline: Pipeline, caller: Caller, make_router: Callable[[Pool], Router]
+) -> Models:
     # Within one process the worker holds the files anyway; fetching them costs nothing.
     cache = plane.settings.client.model_cache if plane.transport.CROSS_PROCESS else None
     return Models(
@@ -226,7 +233,7 @@ def _models(plane: Plane, pipeline: Pipeline, caller: Caller, make_router: Calla
     )
 
 
-def _response_store(plane: Plane) -> ResponseStore | None:
+def _response_store(plane: ProcessServices) -> ResponseStore | None:
     picked = plane.resolved.response_store
     if picked is None:
         return None
@@ -237,7 +244,7 @@ def _response_store(plane: Plane) -> ResponseStore | None:
 
 
 def _requests(
-    plane: Plane,
+    plane: ProcessServices,
     models: Models,
     tracker: LoadTracker,
     monitor: WorkerMonitor,
@@ -261,7 +268,7 @@ def _requests(
 
 
 def _frontend_services(
-    plane: Plane,
+    plane: ProcessServices,
     models: Models,
     requests: RequestTracker,
     thresholds: ThresholdBook,
@@ -309,11 +316,11 @@ def _view(
 
 
 def _provider(
-    plane: Plane,
+    plane: ProcessServices,
     events: RequestEventHub,
     calls: PeerCalls,
     view: Callable[[ExtensionRequestEvents, ExtensionPeers], FrontendView],
-) -> Callable[[str], Provided]:
+) -> Callable[[str], ProvidedServices]:
     """Return what gives an extension its view, with events and calls of its own that end with it."""
     dropped = plane.metrics.counter(
         f"{plane.settings.http.metrics_prefix}_extension_events_dropped_total",
@@ -321,7 +328,7 @@ def _provider(
         ("extension",),
     )
 
-    def provide(name: str) -> Provided:
+    def provide(name: str) -> ProvidedServices:
         requests = ExtensionRequestEvents(events, dropped.labels(name))
         peers = ExtensionPeers(calls, name)
 
@@ -329,6 +336,6 @@ def _provider(
             requests.close()
             peers.close()
 
-        return Provided(view(requests, peers), withdraw)
+        return ProvidedServices(view(requests, peers), withdraw)
 
     return provide

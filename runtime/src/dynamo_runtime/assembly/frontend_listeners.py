@@ -21,7 +21,7 @@ from dynamo_telemetry.metrics import Metrics
 
 from dynamo_runtime.assembly.extensions import Extensions
 from dynamo_runtime.assembly.health import Health
-from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.plane import ProcessServices
 from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.settings import Settings
 
@@ -85,7 +85,12 @@ class Listeners:
 
 
 def make_listeners(
-    plane: Plane, role: Role, guards: Guards, health: Health, routes: Sequence[HttpRoute], extensions: Extensions
+    plane: ProcessServices,
+    role: Role,
+    guards: Guards,
+    health: Health,
+    routes: Sequence[HttpRoute],
+    extensions: Extensions,
 ) -> Listeners:
     """Make the listeners. `routes` are those of the API and of operators; the others are added here."""
     settings, (keys, operators) = plane.settings, guards

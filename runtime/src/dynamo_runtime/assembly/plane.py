@@ -20,7 +20,7 @@ from dynamo_runtime.settings import LoadedSettings
 from dynamo_runtime.telemetry.access_log import AccessLog
 
 
-class Plane:
+class ProcessServices:
     """Loads the plugins that a role needs and makes the planes; nothing is started yet.
 
     Raises:

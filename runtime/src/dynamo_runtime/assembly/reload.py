@@ -290,11 +290,11 @@ class OneReload(AsyncResource):
     async def _reported(self, dry_run: bool) -> ReloadReport:
         report = await self._reload(dry_run)
         if not dry_run:
-            tell(report)
+            log_reload(report)
         return report
 
 
-def tell(report: ReloadReport) -> None:
+def log_reload(report: ReloadReport) -> None:
     """Log what a reload has come to."""
     if report.good:
         keys = ", ".join(change.key for change in report.changes)

@@ -48,7 +48,7 @@ RESPONSE_STORE: Final = "frontend.response_store"
 PluginT_co = TypeVar("PluginT_co", bound=Plugin, covariant=True)
 
 
-class Named(NamedTuple):
+class NamedPlugin(NamedTuple):
     """A plugin that the settings name: its place, kind and name."""
 
     section: str
@@ -62,7 +62,7 @@ class Named(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Picked(Generic[PluginT_co]):
+class PickedPlugin(Generic[PluginT_co]):
     """A plugin class with its validated settings. `section` is where the config file picks it.
 
     `inner` is the plugin that it wraps, if any.
@@ -74,11 +74,11 @@ class Picked(Generic[PluginT_co]):
     distribution: str
     version: str
     section: str
-    inner: Picked[PluginT_co] | None = None
+    inner: PickedPlugin[PluginT_co] | None = None
 
-    def chain(self) -> Iterator[Picked[PluginT_co]]:
+    def chain(self) -> Iterator[PickedPlugin[PluginT_co]]:
         """Yield the plugin and those that it wraps, from the outside in."""
-        picked: Picked[PluginT_co] | None = self
+        picked: PickedPlugin[PluginT_co] | None = self
         while picked is not None:
             yield picked
             picked = picked.inner
@@ -89,7 +89,7 @@ class PickedExtension(NamedTuple):
 
     name: str
     role: str
-    plugin: Picked[Extension]
+    plugin: PickedPlugin[Extension]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +101,18 @@ class Resolved:
     `workers` holds the engine of each worker by the worker's name; `extensions` are those of this process.
     """
 
-    frontend: Picked[Frontend] | None
-    router: Picked[Router] | None
-    admission: tuple[Picked[Admission], ...]
-    transport: Picked[Transport]
-    events: Picked[Transport] | None
-    discovery: Picked[Discovery]
-    workers: dict[str, Picked[LLMEngine]]
+    frontend: PickedPlugin[Frontend] | None
+    router: PickedPlugin[Router] | None
+    admission: tuple[PickedPlugin[Admission], ...]
+    transport: PickedPlugin[Transport]
+    events: PickedPlugin[Transport] | None
+    discovery: PickedPlugin[Discovery]
+    workers: dict[str, PickedPlugin[LLMEngine]]
     extensions: Sequence[PickedExtension] = ()
     #: None where nothing is kept between requests.
-    response_store: Picked[ResponseStore] | None = None
+    response_store: PickedPlugin[ResponseStore] | None = None
 
-    def __iter__(self) -> Iterator[Picked[Any]]:
+    def __iter__(self) -> Iterator[PickedPlugin[Any]]:
         """Yield every plugin that is picked."""
         routers = () if self.router is None else self.router.chain()
         single = (
@@ -129,37 +129,37 @@ class Resolved:
         yield from self.workers.values()
 
 
-def named_plugins(settings: Settings) -> Iterator[Named]:
+def named_plugins(settings: Settings) -> Iterator[NamedPlugin]:
     """Yield every plugin that the settings name, in the order of a request's way, the listeners last."""
-    yield Named("frontend", FRONTEND_KIND, settings.frontend.use)
+    yield NamedPlugin("frontend", FRONTEND_KIND, settings.frontend.use)
     if settings.frontend.response_store.use is not None:
-        yield Named(RESPONSE_STORE, "response_store", settings.frontend.response_store.use)
+        yield NamedPlugin(RESPONSE_STORE, "response_store", settings.frontend.response_store.use)
     for path, section in settings.admissions.items():
-        yield Named(path, "admission", section.use)
-    yield from _chain(Named("router", "router", settings.router.use), settings.router.options)
-    yield Named("transport", "transport", settings.transport.use)
+        yield NamedPlugin(path, "admission", section.use)
+    yield from _chain(NamedPlugin("router", "router", settings.router.use), settings.router.options)
+    yield NamedPlugin("transport", "transport", settings.transport.use)
     if settings.events.use is not None:
-        yield Named("events", "transport", settings.events.use)
-    yield Named("discovery", "discovery", settings.discovery.use)
+        yield NamedPlugin("events", "transport", settings.events.use)
+    yield NamedPlugin("discovery", "discovery", settings.discovery.use)
     for path, entry in settings.extension_entries.items():
-        yield Named(path, "extension", entry.use)
+        yield NamedPlugin(path, "extension", entry.use)
     for name, worker in settings.workers.items():
-        yield Named(f"workers.{name}.engine", "engine", worker.engine.use)
+        yield NamedPlugin(f"workers.{name}.engine", "engine", worker.engine.use)
         model = worker.model
         if model.tool_call_parser not in (None, AUTO_PARSER):
-            yield Named(f"workers.{name}.model.tool_call_parser", TOOL_PARSER, model.tool_call_parser)
+            yield NamedPlugin(f"workers.{name}.model.tool_call_parser", TOOL_PARSER, model.tool_call_parser)
         if model.reasoning_parser not in (None, AUTO_PARSER):
-            yield Named(f"workers.{name}.model.reasoning_parser", REASONING_PARSER, model.reasoning_parser)
+            yield NamedPlugin(f"workers.{name}.model.reasoning_parser", REASONING_PARSER, model.reasoning_parser)
     for name in settings.hooks:
-        yield Named("hooks", LISTENER_KIND, name)
+        yield NamedPlugin("hooks", LISTENER_KIND, name)
 
 
-def _chain(named: Named, options: Mapping[str, Any]) -> Iterator[Named]:
+def _chain(named: NamedPlugin, options: Mapping[str, Any]) -> Iterator[NamedPlugin]:
     """Yield the plugin of a section and those that it wraps, from the outside in."""
     yield named
     below = options.get(NESTED)
     if isinstance(below, Mapping) and isinstance(below.get("use"), str):
-        yield from _chain(Named(f"{named.section}.{NESTED}", named.kind, below["use"]), below)
+        yield from _chain(NamedPlugin(f"{named.section}.{NESTED}", named.kind, below["use"]), below)
 
 
 def resolve(
@@ -175,7 +175,7 @@ def resolve(
         ConfigError: the settings of a plugin are wrong, two picks do not go together, a model's folder is not there, or
             nothing could be served.
     """
-    picks: dict[str, Picked[Any]] = {}
+    picks: dict[str, PickedPlugin[Any]] = {}
     names = tuple(loaded.settings.workers if workers is None else workers)
     needed = {f"workers.{name}.engine" for name in names} | {"transport", "events", "discovery", "hooks"}
     if frontend:
@@ -221,7 +221,7 @@ def resolve(
     return resolved
 
 
-def _pick(named: Named, cls: type[Plugin], loaded: LoadedSettings, loader: PluginLoader) -> Picked[Any]:
+def _pick(named: NamedPlugin, cls: type[Plugin], loaded: LoadedSettings, loader: PluginLoader) -> PickedPlugin[Any]:
     """Return the plugin with its settings, and the one that it wraps."""
     try:
         config = loaded.plugin_config(named.section, cls.Config)
@@ -232,14 +232,14 @@ def _pick(named: Named, cls: type[Plugin], loaded: LoadedSettings, loader: Plugi
     offer = loader.find(named.kind, named.name)
     ref, inner = getattr(config, NESTED, None), None
     if isinstance(ref, PluginRef):
-        below = Named(f"{named.section}.{NESTED}", named.kind, ref.use)
+        below = NamedPlugin(f"{named.section}.{NESTED}", named.kind, ref.use)
         wrapped = load_plugin(below, loaded, loader)
         assert wrapped is not None  # noqa: S101 - only routers wrap others, and they have classes
         inner = _pick(below, wrapped, loaded, loader)
-    return Picked(cls, config, named.name, offer.distribution, offer.version, named.section, inner)
+    return PickedPlugin(cls, config, named.name, offer.distribution, offer.version, named.section, inner)
 
 
-def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> type[Plugin] | None:
+def load_plugin(named: NamedPlugin, loaded: LoadedSettings, loader: PluginLoader) -> type[Plugin] | None:
     """Load one plugin that the settings name: its class, or None if it only listens.
 
     Raises:
@@ -256,7 +256,7 @@ def load_plugin(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> t
         raise PluginError(f"{_place(loaded, named.key)}: {error}", cause=error) from error
 
 
-def _apis(named: Named, loaded: LoadedSettings, loader: PluginLoader) -> dict[str, type[Frontend]]:
+def _apis(named: NamedPlugin, loaded: LoadedSettings, loader: PluginLoader) -> dict[str, type[Frontend]]:
     """Load the APIs that the settings list, else the one that they pick and those that belong to it."""
     listed = loaded.settings.frontend.apis
     if listed is not None:

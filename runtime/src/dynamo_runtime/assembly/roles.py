@@ -15,7 +15,7 @@ WORKERS = "workers."
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class HostedEngine:
     """An engine that was made elsewhere and is handed over, with the settings of its worker."""
 
     engine: LLMEngine
@@ -33,7 +33,7 @@ class Role:
     frontend: bool
     workers: tuple[str, ...]
     replica: int | None = None
-    hosted: Hosted | None = None
+    hosted: HostedEngine | None = None
     processes: int = 1
 
     @property
@@ -78,6 +78,6 @@ def role_of(settings: Settings, only: str | None, replica: int | None = None) ->
     return Role(False, (name,), replica or 0)
 
 
-def role_for(hosted: Hosted) -> Role:
+def role_for(hosted: HostedEngine) -> Role:
     """Return the role of a process that runs one engine which was handed over."""
     return Role(False, (hosted.config.worker,), hosted.config.replica, hosted)

@@ -12,13 +12,13 @@ from dynamo_core.contracts.router import Router, RouterServices
 from dynamo_core.errors import PluginError
 
 from dynamo_runtime.assembly.reload import Plan, Step, switch
-from dynamo_runtime.assembly.resolve import Picked
+from dynamo_runtime.assembly.resolve import PickedPlugin
 
 
 class RouterMaker:
     """Makes one router for each pool, as the section `router` says."""
 
-    def __init__(self, picked: Picked[Router]) -> None:
+    def __init__(self, picked: PickedPlugin[Router]) -> None:
         self._outer = picked.section
         self._picked = {one.section: one for one in picked.chain()}
         #: The routers inside each one that was made, with their sections.

@@ -16,7 +16,7 @@ from dynamo_http.listener import Listener
 
 from dynamo_runtime.assembly.extensions import Extensions
 from dynamo_runtime.assembly.parser_candidates import find_candidates
-from dynamo_runtime.assembly.plane import Plane
+from dynamo_runtime.assembly.plane import ProcessServices
 from dynamo_runtime.assembly.reload import Plan, Step
 from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.settings import WorkerSettings
@@ -36,7 +36,7 @@ _SYSTEM_BODY = 64 * 1024
 class WorkerProcess:
     """Made from a plane and a role; `open` and `start` after the plane's, `stop` before it is closed."""
 
-    def __init__(self, plane: Plane, role: Role, *, stopping: Callable[[], None] | None = None) -> None:
+    def __init__(self, plane: ProcessServices, role: Role, *, stopping: Callable[[], None] | None = None) -> None:
         """Take as `stopping` the callback for a worker that begins to stop, for whatever reason."""
         self._plane = plane
         self._stopping = stopping

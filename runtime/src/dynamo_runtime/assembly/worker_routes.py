@@ -17,7 +17,7 @@ from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.contracts.router import EndpointCaller
 from dynamo_core.errors import DynamoError, HttpFault, Unavailable
 from dynamo_core.protocol.ids import format_instance_id
-from dynamo_core.protocol.reading import shown
+from dynamo_core.protocol.reading import truncated
 from dynamo_core.protocol.records import (
     CORDONED,
     DRAINING,
@@ -118,10 +118,10 @@ class WorkerRoutes:
         if not found:
             replicas = sorted(_names(one)[1] for _, one in self._workers() if one.worker.lower() == text.lower())
             known = f"give one of {', '.join(replicas[:_NAMED])}" if replicas else _HOW_TO_NAME
-            raise HttpFault(404, f"no worker {shown(text)!r} is registered: {known}")
+            raise HttpFault(404, f"no worker {truncated(text)!r} is registered: {known}")
         if len(found) > 1:
             ids = ", ".join(format_instance_id(instance.instance_id) for _, instance in found)
-            raise HttpFault(409, f"{len(found)} workers are called {shown(text)!r}: give the id of one of {ids}")
+            raise HttpFault(409, f"{len(found)} workers are called {truncated(text)!r}: give the id of one of {ids}")
         return found[0]
 
     async def _follow(self, instance_id: int, state: str) -> None:

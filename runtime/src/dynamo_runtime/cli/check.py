@@ -15,7 +15,7 @@ from dynamo_runtime.cli.table import format_table
 if TYPE_CHECKING:
     from dynamo_core.plugins.loader import PluginLoader
 
-    from dynamo_runtime.assembly.resolve import Picked, Resolved
+    from dynamo_runtime.assembly.resolve import PickedPlugin, Resolved
     from dynamo_runtime.settings import Settings
 
 BUILT_IN = "dynamo-core"
@@ -94,7 +94,7 @@ def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Ite
         yield {"stage": "hooks", "plugin": name, "distribution": offer.distribution, "version": offer.version}
 
 
-def _stage(stage: str, picked: Picked[Any]) -> dict[str, Any]:
+def _stage(stage: str, picked: PickedPlugin[Any]) -> dict[str, Any]:
     return {
         "stage": stage,
         "plugin": picked.name,

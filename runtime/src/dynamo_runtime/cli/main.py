@@ -56,7 +56,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command and exit with its code: 0 when all went well, 2 when the set-up or the call is wrong."""
-    garbage.collect_rarely()
+    garbage.raise_thresholds()
     cli(prog_name="dynamo")
 
 

@@ -23,7 +23,7 @@ from dynamo_core.contracts.peers import MAX_PAYLOAD, PeerHandler, PeerReplies
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported, Unknown
 from dynamo_core.protocol.cards import read_frontend
-from dynamo_core.protocol.reading import UNREADABLE, Unreadable, check_depth, read, shown
+from dynamo_core.protocol.reading import UNREADABLE, Unreadable, check_depth, read, truncated
 from dynamo_core.protocol.records import FRONTENDS, FrontendRecord, Instance, PeerReplyPart, PeerRequest
 from dynamo_core.protocol.unreadable import UnreadableWarner
 from dynamo_core.resources import AsyncResource
@@ -142,12 +142,12 @@ class PeerCalls(AsyncResource):
             value = read(_decoder, await self._fetch(frontend, request, timeout))
             check_depth(value)
         except DynamoError as error:
-            return None, f"{error.kind}: {shown(error.message)}"
+            return None, f"{error.kind}: {truncated(error.message)}"
         except Unreadable as error:
             return None, f"its reply cannot be read: {error}"
         except Exception as error:
             log.exception("frontend %016x could not be called", frontend.frontend_id)
-            return None, f"{type(error).__name__}: {shown(str(error))}"
+            return None, f"{type(error).__name__}: {truncated(str(error))}"
         return value, ""
 
     async def _fetch(self, frontend: FrontendRecord, request: PeerRequest, timeout: float) -> bytes:
@@ -168,7 +168,7 @@ class PeerCalls(AsyncResource):
     async def _reply(self, request: PeerRequest) -> bytes:
         handler = self._handlers.get(request.name)
         if handler is None:
-            raise NotSupported(f"this frontend does not serve calls named '{shown(request.name)}'")
+            raise NotSupported(f"this frontend does not serve calls named '{truncated(request.name)}'")
         try:
             payload = read(_decoder, request.payload)
             check_depth(payload)
@@ -179,7 +179,7 @@ class PeerCalls(AsyncResource):
         except DynamoError:
             raise
         except Exception as error:
-            log.exception("the handler of calls named %s failed", shown(request.name))
+            log.exception("the handler of calls named %s failed", truncated(request.name))
             raise Unknown(f"its handler failed: {type(error).__name__}: {error}", cause=error) from error
 
     async def _handle(self, request: PeerRequest, ctx: ServedContext) -> AsyncGenerator[PeerReplyPart, None]:

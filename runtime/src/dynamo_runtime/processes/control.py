@@ -62,7 +62,7 @@ _decoder = msgspec.json.Decoder(_Message)
 _encoder = msgspec.json.Encoder()
 
 
-def supervised(env: MutableMapping[str, str] | None = None) -> int | None:
+def supervisor_descriptor(env: MutableMapping[str, str] | None = None) -> int | None:
     """Return the descriptor of the line, if this process was started by a supervisor.
 
     Taken out of the environment: a process that an engine starts is not the supervisor's.
@@ -178,13 +178,13 @@ class ParentPipe(AsyncResource):
             # The deadline here and now: the loop may be what does not go on.
             if data == CUT:
                 self._signals.expect_end()
-                self._tell(self._signals.cut)
+                self._send(self._signals.cut)
             elif data in (HURRY, b""):
                 self._signals.expect_end(hurried=True)
-                self._tell(self._signals.arrived, True)
+                self._send(self._signals.arrived, True)
             elif data in (QUESTION, ANSWER):
                 length = int.from_bytes(self._read(LENGTH), "big")
-                self._tell(self._exchange.received, data, self._read(length))
+                self._send(self._exchange.received, data, self._read(length))
             if not data:
                 timer = threading.Timer(ORPHAN_GRACE, give_up, ["the supervisor is gone"])
                 timer.daemon = True
@@ -199,7 +199,7 @@ class ParentPipe(AsyncResource):
                 data += more
         return data
 
-    def _tell(self, what: Callable[..., None], *arguments: object) -> None:
+    def _send(self, what: Callable[..., None], *arguments: object) -> None:
         try:
             self._loop.call_soon_threadsafe(what, *arguments)
         except RuntimeError:

@@ -21,7 +21,7 @@ GRACE = 4.0
 PAUSE = 0.1
 
 
-def left(mark: str) -> list[int]:
+def marked_processes(mark: str) -> list[int]:
     """Return the processes of this user that have the mark."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -40,7 +40,7 @@ def main(mark: str) -> None:
     os.read(0, 1)
     killing = time.monotonic() + GRACE
     # What the system cannot end within a few seconds, it does not end soon.
-    while time.monotonic() < killing + GRACE and (pids := left(mark)):
+    while time.monotonic() < killing + GRACE and (pids := marked_processes(mark)):
         if time.monotonic() >= killing:
             for pid in pids:
                 with suppress(ProcessLookupError):

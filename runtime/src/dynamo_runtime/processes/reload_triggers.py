@@ -54,7 +54,7 @@ class ReloadTriggers(AsyncResource):
         self._tasks.spawn(self._reload(False), name="reload at SIGHUP")
 
     async def _watch(self) -> None:
-        looks = _Looks()
+        looks = _WatchedFiles()
         known = seen = await asyncio.to_thread(looks.contents, self._files())
         while True:
             await asyncio.sleep(LOOK)
@@ -66,7 +66,7 @@ class ReloadTriggers(AsyncResource):
                     known = seen
 
 
-class _Looks:
+class _WatchedFiles:
     """A reader of files whose status has changed."""
 
     def __init__(self) -> None:

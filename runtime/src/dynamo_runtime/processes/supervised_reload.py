@@ -57,14 +57,14 @@ _replies = msgspec.json.Decoder(Reply)
 _reports = msgspec.json.Decoder(ReloadReport)
 
 
-class Asked(Protocol):
+class AskableEnd(Protocol):
     """The other end of a line."""
 
     async def ask(self, body: Any, timeout: float) -> Any:
         """Return its answer."""
 
 
-class Child(Asked, Protocol):
+class Child(AskableEnd, Protocol):
     """One process of the supervisor, as a reload sees it."""
 
     @property
@@ -92,7 +92,7 @@ class Children(Protocol):
 class ChildReload:
     """The half of a child: answers the supervisor, and has it reload everything."""
 
-    def __init__(self, reloader: Reloader, supervisor: Asked) -> None:
+    def __init__(self, reloader: Reloader, supervisor: AskableEnd) -> None:
         self._reloader = reloader
         self._supervisor = supervisor
         self._plan: Plan | None = None

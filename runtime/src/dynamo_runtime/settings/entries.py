@@ -2,7 +2,7 @@
 
 A section that may be a list is read in two forms. A mapping is one plugin. A list holds an entry per plugin, as a table
 of entries by name. The keys that core knows of the section itself, such as thresholds, belong to no entry: a layer may
-set them without naming one, and `settle` puts them into an entry once all layers are merged.
+set them without naming one, and `assign_section_keys` puts them into an entry once all layers are merged.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def by_entry_name(layer: Table, tree: Table, shape: Shape, merge: Merge) -> Tabl
     return replace(layer, children=children)
 
 
-def settle(tree: Table, shape: Shape) -> Table:
+def assign_section_keys(tree: Table, shape: Shape) -> Table:
     """Return the merged tree with every key of a section inside one of its entries, or beside none if it has no entry.
 
     Raises:

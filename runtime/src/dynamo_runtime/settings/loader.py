@@ -16,7 +16,7 @@ from dynamo_core.files import read_file
 from dynamo_core.single_file import NO_FILES, PluginFiles, names_in
 
 from dynamo_runtime.settings.documents import Document, read_document
-from dynamo_runtime.settings.entries import by_entry_name, settle
+from dynamo_runtime.settings.entries import assign_section_keys, by_entry_name
 from dynamo_runtime.settings.frontends import join_frontends
 from dynamo_runtime.settings.layers import check, fill, merge, plugin_choices
 from dynamo_runtime.settings.model import CERTIFICATE_FILES, Settings
@@ -242,7 +242,7 @@ def _merged(
     if above is not None:
         tree = merge(tree, above, shape)
     _reject_incomplete_workers(tree, written)
-    return fill(settle(tree, shape), shape)
+    return fill(assign_section_keys(tree, shape), shape)
 
 
 class _NamedSource(NamedTuple):

@@ -13,7 +13,7 @@ from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.request_events import RequestFinished, RequestFirstToken, RequestReceived
 from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD, DynamoError
 from dynamo_core.protocol.ids import client_request_id, new_request_id
-from dynamo_core.protocol.reading import shown
+from dynamo_core.protocol.reading import truncated
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.spans import Span, start_span
 from dynamo_telemetry import logs
@@ -382,7 +382,7 @@ class Inflight:
         self._span.__enter__()
         self._scope.__enter__()
         if self._events.active:
-            self._tell_received()
+            self._publish_received()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -479,7 +479,7 @@ class Inflight:
         if self._x_request_id is not None:
             self._span.set_attribute("x_request_id", self._x_request_id)
 
-    def _tell_received(self) -> None:
+    def _publish_received(self) -> None:
         received = RequestReceived(
             self.request_id,
             time.monotonic(),
@@ -587,4 +587,4 @@ class Inflight:
 
 def _reason(error: BaseException) -> str:
     # The text of an error that is not ours may hold anything.
-    return f"{error.kind}: {shown(error.message)}" if isinstance(error, DynamoError) else type(error).__name__
+    return f"{error.kind}: {truncated(error.message)}" if isinstance(error, DynamoError) else type(error).__name__

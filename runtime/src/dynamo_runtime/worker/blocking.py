@@ -68,7 +68,7 @@ class BlockingWatch(AsyncResource):
         place = self._place(frame)
         self._seen.append(place)
         if place is not None and self._seen.count(place) >= SAME:
-            self._tell(place, workers)
+            self._warn_of(place, workers)
 
     def _place(self, frame: FrameType | None) -> Place | None:
         mine: FrameType | None = self.files.innermost(frame)
@@ -77,7 +77,7 @@ class BlockingWatch(AsyncResource):
         code = mine.f_code
         return code.co_filename, mine.f_lineno, code.co_name, frame.f_code.co_filename, frame.f_lineno
 
-    def _tell(self, place: Place, workers: Collection[str]) -> None:
+    def _warn_of(self, place: Place, workers: Collection[str]) -> None:
         if place in self._told or len(self._told) >= MOST:
             return
         self._told.add(place)

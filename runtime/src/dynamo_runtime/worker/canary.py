@@ -45,7 +45,7 @@ class HealthCheck:
     unregister: bool = True
 
 
-class Beats:
+class ItemCounter:
     """A counter of an engine's items. It costs one plain call per item, and no look at the clock."""
 
     __slots__ = ("count",)
@@ -55,10 +55,10 @@ class Beats:
 
     def watch(self, items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Return the same stream, counted."""
-        return _Counted(self, items)
+        return _CountedStream(self, items)
 
 
-class _Counted(AsyncGenerator[Any, None]):
+class _CountedStream(AsyncGenerator[Any, None]):
     """A stream that passes everything on.
 
     A caller that asks for an item has got the one before, so the first one does not count.
@@ -66,7 +66,7 @@ class _Counted(AsyncGenerator[Any, None]):
 
     __slots__ = ("_beats", "_begun", "_items")
 
-    def __init__(self, beats: Beats, items: AsyncGenerator[Any, None]) -> None:
+    def __init__(self, beats: ItemCounter, items: AsyncGenerator[Any, None]) -> None:
         self._beats = beats
         self._items = items
         self._begun = 0
@@ -96,7 +96,7 @@ class Canary(AsyncResource):
     def __init__(
         self,
         probe: Callable[[], Awaitable[None]],
-        beats: Beats,
+        beats: ItemCounter,
         check: HealthCheck,
         verdict: Verdict,
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from dynamo_core.contracts.model_folder import GENERATION_CONFIG, MODEL_CONFIG
-from dynamo_core.protocol.reading import UNREADABLE, read_json, shown
+from dynamo_core.protocol.reading import UNREADABLE, read_json, truncated
 from dynamo_core.protocol.records import CHAT, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 
@@ -48,7 +48,7 @@ async def probe_request(
             raise ValueError("it is not an object")
         request = msgspec.convert({"model": card.name, "token_ids": [], **payload, MARKER: True}, PreprocessedRequest)
     except (OSError, *UNREADABLE) as error:
-        log.warning("no health checks of %s: %s cannot be used: %s", card.name, source, shown(str(error)))
+        log.warning("no health checks of %s: %s cannot be used: %s", card.name, source, truncated(str(error)))
         return None
     return request
 

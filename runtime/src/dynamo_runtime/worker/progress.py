@@ -14,7 +14,7 @@ from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 
-from dynamo_runtime.worker.canary import Beats
+from dynamo_runtime.worker.canary import ItemCounter
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class _Followed:
     __slots__ = ("beats", "seen")
 
     def __init__(self) -> None:
-        self.beats = Beats()
+        self.beats = ItemCounter()
         self.seen = 0
 
 
@@ -41,7 +41,7 @@ class ProgressReporter(AsyncResource):
     `beats` counts the progress as well, so that the canary does not probe an engine that is at work.
     """
 
-    def __init__(self, engine: LLMEngine, beats: Beats) -> None:
+    def __init__(self, engine: LLMEngine, beats: ItemCounter) -> None:
         self._engine = engine
         self._beats = beats
         self._calls: dict[ServedContext, _Followed] = {}

@@ -46,7 +46,7 @@ from dynamo_telemetry.metrics import Metrics
 
 from dynamo_runtime.worker.adapter import EngineAdapter
 from dynamo_runtime.worker.blocking import BlockingWatch
-from dynamo_runtime.worker.canary import Beats, Canary, HealthCheck, probe
+from dynamo_runtime.worker.canary import Canary, HealthCheck, ItemCounter, probe
 from dynamo_runtime.worker.card import make_card, make_instance, public_name
 from dynamo_runtime.worker.gate import CapacityGate
 from dynamo_runtime.worker.metrics import WorkerMetrics
@@ -134,7 +134,7 @@ class Worker(AsyncResource):
         #: How many token ids the model has, if its files say so.
         self._vocabulary: int | None = None
         #: Signs of life of the engine.
-        self._beats = Beats()
+        self._beats = ItemCounter()
         self._canary: Canary | None = None
         self._progress: ProgressReporter | None = None
         #: Calls of ``generate`` that run, where a canary may find that the engine is frozen.

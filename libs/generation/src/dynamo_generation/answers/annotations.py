@@ -56,7 +56,9 @@ def as_events(values: dict[str, Any]) -> bytes:
     return b"".join(parts)
 
 
-def opening(wanted: Sequence[str], prompts: Sequence[Prompt], decode: Callable[[Sequence[int]], str]) -> dict[str, Any]:
+def leading_events(
+    wanted: Sequence[str], prompts: Sequence[Prompt], decode: Callable[[Sequence[int]], str]
+) -> dict[str, Any]:
     """Return the annotations that come before the first chunk, each a list with a value per prompt."""
     values: dict[str, Any] = {}
     if FORMATTED_PROMPT in wanted:
@@ -66,12 +68,12 @@ def opening(wanted: Sequence[str], prompts: Sequence[Prompt], decode: Callable[[
     return values
 
 
-def closing(wanted: Sequence[str], timing: Timing) -> dict[str, Any]:
+def trailing_events(wanted: Sequence[str], timing: Timing) -> dict[str, Any]:
     """Return the annotations that come before the last finish chunk."""
     return {TIMING: timing.value()} if TIMING in wanted else {}
 
 
-def single(values: dict[str, Any]) -> dict[str, Any]:
+def scalar(values: dict[str, Any]) -> dict[str, Any]:
     """Return annotations as they stand in `nvext`: lists of one value are that value."""
     return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in values.items()}
 
@@ -83,7 +85,7 @@ def unary_extension(
 
     Several prompts make lists of values.
     """
-    return single(opening(wanted, prompts, decode) | closing(wanted, timing)) or None
+    return scalar(leading_events(wanted, prompts, decode) | trailing_events(wanted, timing)) or None
 
 
 def _text(prompt: Prompt, decode: Callable[[Sequence[int]], str]) -> str:

@@ -16,7 +16,7 @@ from dynamo_generation.choices.choice import Piece
 if TYPE_CHECKING:
     from dynamo_core import InflightRequest, LLMEngineOutput, TaskSet, TokenStream
 
-    from dynamo_generation.answers.answer_memory import Holding
+    from dynamo_generation.answers.answer_memory import AnswerHold
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Answer:
         #: Why a stream ended badly; the whole answer has failed then.
         self.failure: DynamoError | None = None
         #: What it takes while it is collected, if that is worth telling.
-        self.holding: Holding | None = None
+        self.holding: AnswerHold | None = None
         self.choices = sorted(
             (choice for source in sources for choice in source.choices.values()), key=lambda choice: choice.index
         )

@@ -65,7 +65,7 @@ class AnswerMemory:
         return None
 
 
-class Holding:
+class AnswerHold:
     """The memory that one answer holds."""
 
     __slots__ = ("_held", "_memory")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dynamo_generation.answers.loop_scheduler import Turns
+from dynamo_generation.answers.loop_scheduler import LoopScheduler
 from dynamo_generation.answers.usage import UsageWatch
 
 if TYPE_CHECKING:
@@ -27,5 +27,5 @@ class Answering:
     write_buffer: int
     memory: AnswerMemory
     checker: SchemaChecker
-    turns: Turns = field(default_factory=Turns)
+    scheduler: LoopScheduler = field(default_factory=LoopScheduler)
     usage_watch: UsageWatch = field(default_factory=UsageWatch)

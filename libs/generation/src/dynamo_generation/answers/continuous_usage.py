@@ -18,25 +18,25 @@ class ContinuousUsage:
         self._inner = inner
         self._usage = usage
 
-    def opening(self, choice: Choice) -> bytes:
+    def leading_events(self, choice: Choice) -> bytes:
         """Return what comes before the first text of a choice."""
-        return self._told(self._inner.opening(choice))
+        return self._with_usage(self._inner.leading_events(choice))
 
     def around(self, choice: Choice) -> None:
         """Return no fields that stay the same."""
 
     def piece(self, piece: Piece) -> bytes:
         """Return a piece of a choice."""
-        return self._told(self._inner.piece(piece))
+        return self._with_usage(self._inner.piece(piece))
 
     def finish(self, choice: Choice) -> bytes:
         """Return the end of a choice."""
-        return self._told(self._inner.finish(choice))
+        return self._with_usage(self._inner.finish(choice))
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """Return the last chunk, without choices."""
         return self._inner.usage(usage)
 
-    def _told(self, chunks: bytes) -> bytes:
+    def _with_usage(self, chunks: bytes) -> bytes:
         # JSON holds no line break, so that this end is that of a chunk, wherever it stands.
         return chunks.replace(_END, b'],"usage":%b}\n\n' % encode(self._usage())) if chunks else b""

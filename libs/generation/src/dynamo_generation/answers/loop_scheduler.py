@@ -11,7 +11,7 @@ from time import perf_counter
 TURN = 0.002
 
 
-class Turns:
+class LoopScheduler:
     """Runs pieces of work, of all requests in turn, for some time of each turn of the loop.
 
     A piece is far shorter than `TURN`. One for which there is time runs at once.
@@ -22,7 +22,7 @@ class Turns:
         self._queue: deque[Callable[[], None]] = deque()
         self._armed = False
 
-    def take(self, work: Callable[[], None]) -> None:
+    def submit(self, work: Callable[[], None]) -> None:
         """Run a piece: now, or as soon as those before it have had their turn."""
         if self._queue or self._left <= 0:
             self._queue.append(work)
@@ -30,7 +30,7 @@ class Turns:
             self._run(work)
         self._arm()
 
-    def again(self, work: Callable[[], None]) -> None:
+    def resubmit(self, work: Callable[[], None]) -> None:
         """Run a piece in another turn, behind those that wait."""
         self._queue.append(work)
         self._arm()

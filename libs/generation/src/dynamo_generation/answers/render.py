@@ -10,7 +10,7 @@ import msgspec
 from dynamo_core import ParserDelta
 
 from dynamo_generation.choices.choice import Choice, Piece
-from dynamo_generation.choices.packed_scores import PackedScores
+from dynamo_generation.choices.packed_scores import PackedLogprobs
 from dynamo_generation.choices.scores import Scored
 
 #: A whole answer in pieces. An iterator makes those of a large one while they are written.
@@ -46,7 +46,7 @@ class Identity:
 class ChunkRenderer(Protocol):
     """Makes the items of a stream."""
 
-    def opening(self, choice: Choice) -> bytes:
+    def leading_events(self, choice: Choice) -> bytes:
         """Return what comes before the first text of a choice; may be empty."""
 
     def around(self, choice: Choice) -> tuple[bytes, bytes] | None:
@@ -90,7 +90,7 @@ class Collected:
     scores: dict[str, list[bytes]] | None = None
     #: The bytes of these, and the log-probabilities behind them, if there are many.
     score_bytes: int = 0
-    packed: PackedScores | None = None
+    packed: PackedLogprobs | None = None
     #: How many tokens there were log-probabilities of, and the sum of those.
     scored: int = 0
     #: Its tokens and those of its prompt, if the client wants them.
@@ -121,7 +121,7 @@ class Collected:
         if self.packed is None:
             if self.score_bytes < _KEPT_AS_JSON:
                 return self.add_scores(lists.fields(scored))
-            self.packed = PackedScores()
+            self.packed = PackedLogprobs()
         return self.packed.add(scored)
 
 

@@ -37,9 +37,9 @@ class TokenIds:
         #: Choices whose first chunk has been written.
         self._begun: set[int] = set()
 
-    def opening(self, choice: Choice) -> bytes:
+    def leading_events(self, choice: Choice) -> bytes:
         """Return what comes before the first text of a choice."""
-        return self._told(self._inner.opening(choice), choice, ())
+        return self._with_ids(self._inner.leading_events(choice), choice, ())
 
     def around(self, choice: Choice) -> None:
         """Return no fields that stay the same."""
@@ -49,11 +49,11 @@ class TokenIds:
         chunks = self._inner.piece(piece)
         if not chunks and piece.tokens:
             chunks = b"".join(self._inner.around(piece.choice))
-        return self._told(chunks, piece.choice, piece.tokens)
+        return self._with_ids(chunks, piece.choice, piece.tokens)
 
     def finish(self, choice: Choice) -> bytes:
         """Return the end of a choice."""
-        return self._told(self._inner.finish(choice), choice, ())
+        return self._with_ids(self._inner.finish(choice), choice, ())
 
     def usage(self, usage: dict[str, Any]) -> bytes:
         """Return the last chunk, without choices."""
@@ -75,7 +75,7 @@ class TokenIds:
         """Return the whole answer as JSON, in pieces."""
         return self._inner.body(collected, usage, nvext)
 
-    def _told(self, chunks: bytes, choice: Choice, tokens: Sequence[int]) -> bytes:
+    def _with_ids(self, chunks: bytes, choice: Choice, tokens: Sequence[int]) -> bytes:
         # JSON holds no line break, so that this end is that of a chunk, wherever it stands.
         heads = chunks.split(_END)[:-1]
         out: list[bytes] = []

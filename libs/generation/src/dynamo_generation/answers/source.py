@@ -12,7 +12,7 @@ from dynamo_core import LLMEngineOutput
 if TYPE_CHECKING:
     from dynamo_core import TokenStream
 
-    from dynamo_generation.answers.loop_scheduler import Turns
+    from dynamo_generation.answers.loop_scheduler import LoopScheduler
     from dynamo_generation.choices.choice import Choice
 
 OnReady: TypeAlias = Callable[..., None]
@@ -86,20 +86,22 @@ class ScoredSource(Source):
         "_most",
         "_queued",
         "_reader_paused",
+        "_scheduler",
         "_tokens",
-        "_turns",
         "coalesce",
         "waiting",
     )
 
-    def __init__(self, stream: TokenStream, choices: Mapping[int, Choice], turns: Turns, scores: int) -> None:
+    def __init__(
+        self, stream: TokenStream, choices: Mapping[int, Choice], scheduler: LoopScheduler, scores: int
+    ) -> None:
         super().__init__(stream, choices)
         self.coalesce = coalesced(scores)
         self.on_ready = self._on_ready
         self.take = self._take
         self.pause = self._pause
         self.resume = self._resume
-        self._turns = turns
+        self._scheduler = scheduler
         #: Tokens that are read at once.
         self._most = max(1, SCORES // scores)
         self.waiting: deque[LLMEngineOutput] = deque()
@@ -126,7 +128,7 @@ class ScoredSource(Source):
         taken = self._first()
         if self.waiting and not self._queued:
             self._queued = True
-            self._turns.again(self._call)
+            self._scheduler.resubmit(self._call)
         self._balance()
         return taken
 
@@ -144,7 +146,7 @@ class ScoredSource(Source):
             self._balance()
         else:
             self._queued = True
-            self._turns.take(self._call)
+            self._scheduler.submit(self._call)
 
     def _call(self) -> None:
         self._queued = False

@@ -24,10 +24,10 @@ class StreamingAnswer:
     """Brings one answer to one client as events.
 
     Until the first output is there nothing is sent, so that an error before it is a plain HTTP error; silence of
-    `keep_alive` seconds ends that wait, and from then on is broken by what the framing of `out` has for it. `opening`
-    goes before the first chunk; `closing` makes what goes before the last finish chunk, `usage` the usage if a chunk of
-    it is wanted; `done` ends it all, and `seal` makes what comes even after that, once what it waits for is done.
-    `check` looks at what was answered before the end is written.
+    `keep_alive` seconds ends that wait, and from then on is broken by what the framing of `out` has for it.
+    `leading_events` goes before the first chunk; `closing` makes what goes before the last finish chunk, `usage` the
+    usage if a chunk of it is wanted; `done` ends it all, and `finalize` makes what comes even after that, once what it
+    waits for is done. `check` looks at what was answered before the end is written.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StreamingAnswer:
         usage: Callable[[], dict[str, Any]] | None,
         check: Callable[[], Awaitable[None]] | None = None,
         done: bytes = DONE,
-        seal: Callable[[], Awaitable[bytes]] | None = None,
+        finalize: Callable[[], Awaitable[bytes]] | None = None,
     ) -> None:
         self._answer = answer
         self._renderer = renderer
@@ -55,7 +55,7 @@ class StreamingAnswer:
         self._ended: list[Choice] = []
         self._usage = usage
         self._done = done
-        self._seal = seal
+        self._finalize = finalize
         self._opened: set[int] = set()
         #: Where nearly every item goes, once the answer has begun.
         self._plain: PlainPath | None = None
@@ -96,11 +96,11 @@ class StreamingAnswer:
         if self._check is not None:
             await self._check()
             tail += self._ending()
-        if self._seal is not None:
+        if self._finalize is not None:
             if tail:
                 # The client has all of the answer while it waits for the end.
                 self._out.push(tail)
-            tail = await self._seal()
+            tail = await self._finalize()
         return await self._out.end(tail)
 
     async def _commit(self) -> None:
@@ -113,7 +113,7 @@ class StreamingAnswer:
                 raise self._answer.failure
             if not first and self._silent:
                 first = self._out.framing.keep_alive
-        if self._answer.done and self._seal is None:
+        if self._answer.done and self._finalize is None:
             self._tail, first = first, b""
         await self._out.open(first)
         self._open_gate()
@@ -198,7 +198,7 @@ class StreamingAnswer:
             choice = piece.choice
             if choice.index not in self._opened:
                 self._opened.add(choice.index)
-                parts.append(renderer.opening(choice))
+                parts.append(renderer.leading_events(choice))
                 self._plain = PlainPath.of(answer.choices, renderer, answer.inflight)
             parts.append(renderer.piece(piece))
             if piece.last and answer.done:

@@ -6,7 +6,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dynamo_generation.answers.answer_memory import STEP, Holding
+from dynamo_generation.answers.answer_memory import STEP, AnswerHold
 from dynamo_generation.answers.render import BodyRenderer, Collected
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class UnaryAnswer:
 
     def _count(self) -> None:
         if self._answer.holding is None:
-            self._answer.holding = Holding(self._memory)
+            self._answer.holding = AnswerHold(self._memory)
         size, self._uncounted = self._uncounted, 0
         self._answer.holding.grow(size)
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol import UNREADABLE, shown
+from dynamo_core.protocol import UNREADABLE, truncated
 
 from dynamo_generation.bodies.structure import outermost_names, outside_of_strings
 
@@ -136,7 +136,7 @@ def _outermost(body: bytes) -> list[tuple[int, bytes]]:
 def _readable(names: list[bytes]) -> str | None:
     """Return a name as it is read, if there is one and it can be."""
     try:
-        return (shown(msgspec.json.decode(names[0], type=str)) if names else "") or None
+        return (truncated(msgspec.json.decode(names[0], type=str)) if names else "") or None
     except UNREADABLE:
         return None
 

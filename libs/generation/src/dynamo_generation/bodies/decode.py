@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol import UNREADABLE, read, shown
+from dynamo_core.protocol import UNREADABLE, read, truncated
 
 from dynamo_generation.bodies.bounds import INLINE, check_bounds
 from dynamo_generation.bodies.duplicates import find_duplicate
@@ -68,7 +68,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise InvalidArgument(f"{_PREFIX}expected an object")
     duplicate = find_duplicate(body, value, names)
     if duplicate is not None:
-        twice = shown(duplicate)
+        twice = truncated(duplicate)
         raise InvalidArgument(f"{_PREFIX}duplicate field `{twice}`", field=twice)
     if pieces is not None:
         pieces.restore(value)
@@ -112,7 +112,7 @@ def schema_error(text: str) -> InvalidArgument:
     match = _PATH.search(text)
     path = match[1] if match else ""
     what = text[: match.start()] if match else text
-    what, path = shown(what, _LONGEST), shown(path)
+    what, path = truncated(what, _LONGEST), truncated(path)
     named = _FIELD.fullmatch(what)
     if named is not None:
         path, where = f"{path}.{named[2]}".lstrip("."), path

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol import shown
+from dynamo_core.protocol import truncated
 
 #: Pairs of `metadata`, and characters of a key and of a value.
 MAX_PAIRS = 16
@@ -82,12 +82,12 @@ def check_pairs(metadata: Any) -> None:
         raise _invalid(f"metadata has {len(metadata)} pairs: {PAIRS}", "metadata")
     for key, value in metadata.items():
         if len(key) > MAX_KEY:
-            raise _invalid(f"metadata has a key of {len(key)} characters, '{shown(key, 20)}': {PAIRS}", "metadata")
+            raise _invalid(f"metadata has a key of {len(key)} characters, '{truncated(key, 20)}': {PAIRS}", "metadata")
         if value is not None and not isinstance(value, str):
-            raise _invalid(f"metadata has a value that is no text, that of '{shown(key)}': {PAIRS}", "metadata")
+            raise _invalid(f"metadata has a value that is no text, that of '{truncated(key)}': {PAIRS}", "metadata")
         if value is not None and len(value) > MAX_VALUE:
             raise _invalid(
-                f"metadata has a value of {len(value)} characters, that of '{shown(key)}': {PAIRS}", "metadata"
+                f"metadata has a value of {len(value)} characters, that of '{truncated(key)}': {PAIRS}", "metadata"
             )
 
 

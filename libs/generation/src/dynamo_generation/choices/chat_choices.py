@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dynamo_core import PreprocessedRequest, ReasoningParser, ServedModel, ToolCallParser
     from dynamo_text import StopStrings
 
-    from dynamo_generation.prompts.meters import ReadCalls
+    from dynamo_generation.prompts.meters import ParserCounts
 
     ParserT = TypeVar("ParserT", ToolCallParser, ReasoningParser)
 
@@ -40,7 +40,7 @@ class ChatChoices:
         tools: Sequence[Mapping[str, Any]],
         call_ids: Collection[str],
         markers: MarkerStore,
-        count_calls: Callable[[ServedModel, ReadCalls], None],
+        count_calls: Callable[[ServedModel, ParserCounts], None],
     ) -> None:
         self._chat = chat
         self._allowed = allowed_names(chat.tool_choice)

@@ -18,7 +18,7 @@ from dynamo_core import (
 from dynamo_text import Detokenizer, StopStrings
 
 from dynamo_generation.choices.schema_validation import CollectedAnswer, Verdict
-from dynamo_generation.choices.scores import Scored, ScoreKeeper
+from dynamo_generation.choices.scores import LogprobBuffer, Scored
 
 
 class Piece(NamedTuple):
@@ -159,7 +159,7 @@ class TokenChoice(Choice):
         self.stop_ids = self._hidden.union(stop.stop_token_ids or ())
         self._min_tokens = stop.min_tokens or 0
         scores = request.output_options.logprobs is not None
-        self._scores = ScoreKeeper(tokenizer, new_decoder()) if scores else None
+        self._scores = LogprobBuffer(tokenizer, new_decoder()) if scores else None
         #: Decodes tokens that end nothing.
         self.step = self._decoder.step
         #: Whether `step` is all there is to such tokens: no stop strings, no least number of tokens, no scores.

@@ -13,7 +13,7 @@ from dynamo_generation.choices.scores import Scored
 _SLICE = 512
 
 
-class PackedScores:
+class PackedLogprobs:
     """The scores of many tokens of one choice, in order."""
 
     __slots__ = ("_counts", "_log_probs", "_offsets", "_token_ids", "_top_ids", "_top_log_probs")

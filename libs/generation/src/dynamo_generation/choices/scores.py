@@ -29,7 +29,7 @@ class _Held(NamedTuple):
     tops: Sequence[TopLogprob]
 
 
-class ScoreKeeper:
+class LogprobBuffer:
     """Holds the scores of tokens until the client has seen the first character of each.
 
     A token is told if its text is, wholly or in part: not those of a stop string that was cut off, nor special tokens

@@ -13,7 +13,7 @@ from dynamo_generation.choices.marker_tokens import MarkerStore
 from dynamo_generation.endpoints.generation import GenerationEndpoint, ParsedT
 from dynamo_generation.endpoints.parsed_request import ParsedRequest
 from dynamo_generation.prompts.preprocess import Prompt, chat_prompt, fitting
-from dynamo_generation.prompts.prompt_room import PromptRoom
+from dynamo_generation.prompts.prompt_room import PromptBudget
 from dynamo_generation.requests.chat import ChatRequest, parse_chat
 from dynamo_generation.requests.ignored import IgnoredFields
 from dynamo_generation.templates.template import TemplateStore
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dynamo_core import FrontendServices, PreprocessedRequest, ServedModel
     from dynamo_text import StopStrings
 
-    from dynamo_generation.prompts.meters import ReadCalls
+    from dynamo_generation.prompts.meters import ParserCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ChatDependencies:
 
     templates: TemplateStore
     hide_tools: bool
-    count_calls: Callable[[ServedModel, ReadCalls], None]
+    count_calls: Callable[[ServedModel, ParserCounts], None]
     markers: MarkerStore = field(default_factory=MarkerStore)
 
 
@@ -62,7 +62,7 @@ class ParsedChat(ParsedRequest):
         Raises:
             InvalidArgument: naming the field.
         """
-        room = PromptRoom(model, "messages", counted=counted)
+        room = PromptBudget(model, "messages", counted=counted)
         return await chat_prompt(self._checked, self.raw, model, self._templates, room, self._shown_tools)
 
     def choice(

@@ -19,7 +19,7 @@ from dynamo_core.errors import (
     ServiceOverloaded,
     Unavailable,
 )
-from dynamo_core.protocol import shown
+from dynamo_core.protocol import truncated
 from dynamo_http import error_response, principal_of, set_request_id
 
 from dynamo_generation.answers import raw_response
@@ -64,7 +64,7 @@ class Exchange:
     #: What ends a stream that breaks, where that depends on what was in it.
     broken: Callable[[Problem], bytes] | None = None
     #: What ends a stream that is whole, where something has to be done before it may end.
-    seal: Callable[[], Awaitable[bytes]] | None = None
+    finalize: Callable[[], Awaitable[bytes]] | None = None
 
     async def release_body(self) -> None:
         """Let go of a large body once an engine can be asked: its memory and its place are for others."""
@@ -201,7 +201,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
         if isinstance(missing, ModelNotFound):
             names = sorted(model.name for model in self.services.models.list() if principal.allows(model.name))
             served = f" (served: {', '.join(names[:_NAMED])}{', …' if len(names) > _NAMED else ''})" if names else ""
-            missing = ModelNotFound(self.not_found(shown(str(name)), served), cause=missing)
+            missing = ModelNotFound(self.not_found(truncated(str(name)), served), cause=missing)
         return self._reject(missing)
 
     def _reject(self, error: Exception) -> web.Response:

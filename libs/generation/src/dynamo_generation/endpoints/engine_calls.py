@@ -22,7 +22,7 @@ from dynamo_generation.prompts.preprocess import Prompt, to_engine
 if TYPE_CHECKING:
     from dynamo_core import PreprocessedRequest, ServedModel, TaskSet, TokenStream
 
-    from dynamo_generation.answers.loop_scheduler import Turns
+    from dynamo_generation.answers.loop_scheduler import LoopScheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class EngineCalls:
     #: Items that may gather before they are read.
     coalesce: int | None
 
-    def sources(self, streams: Sequence[TokenStream], turns: Turns) -> list[Source]:
+    def sources(self, streams: Sequence[TokenStream], turns: LoopScheduler) -> list[Source]:
         """Return the streams of the calls as what an answer is read from."""
         pairs = zip(streams, self.choices, strict=True)
         if not self.scores:

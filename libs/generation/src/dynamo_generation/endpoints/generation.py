@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from aiohttp import web
 
-from dynamo_generation.answers.annotations import as_events, closing, opening, single, unary_extension
+from dynamo_generation.answers.annotations import as_events, leading_events, scalar, trailing_events, unary_extension
 from dynamo_generation.answers.answer import Answer
 from dynamo_generation.answers.answering import Answering
 from dynamo_generation.answers.continuous_usage import ContinuousUsage
@@ -51,7 +51,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
         self._tasks = answering.tasks
         self._write_buffer = answering.write_buffer
         self._memory = answering.memory
-        self._turns = answering.turns
+        self._scheduler = answering.scheduler
         self._checker = answering.checker
         self._usage_watch = answering.usage_watch
         self._meters = PromptMeters(services)
@@ -85,7 +85,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
     async def _prompts(self, exchange: Exchange, parsed: ParsedT) -> list[Prompt]:
         """Return the prompts, unless the request is refused first: for what it asks, or before any work for load."""
         model = exchange.model
-        self._ignored.tell(exchange.http, parsed.ignored, self.ENDPOINT)
+        self._ignored.report(exchange.http, parsed.ignored, self.ENDPOINT)
         if not takes_text(model):
             parsed.check_for_tokens()
         model.precheck(exchange.principal)
@@ -97,7 +97,7 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
     async def _start(self, exchange: Exchange, parsed: ParsedT, prompts: Sequence[Prompt]) -> list[Source]:
         """Ask the engines. What they were asked is let go."""
         calls = await plan_calls(parsed, prompts, exchange.model, self._memory.most)
-        return calls.sources(await start_calls(calls, exchange, self._tasks), self._turns)
+        return calls.sources(await start_calls(calls, exchange, self._tasks), self._scheduler)
 
     def _identity(self, exchange: Exchange) -> Identity:
         return Identity(f"{self.ID_PREFIX}{exchange.inflight.request_id}", int(time.time()), exchange.model.name)
@@ -114,19 +114,19 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
             return usage_of(answer.choices, engine_counts=takes_text(model))
 
         def told(values: dict[str, Any]) -> bytes:
-            return renderer.extension(single(values)) if request.annotated_chunks else as_events(values)
+            return renderer.extension(scalar(values)) if request.annotated_chunks else as_events(values)
 
         streaming = StreamingAnswer(
             answer,
             ContinuousUsage(renderer, usage) if request.continuous_usage else renderer,
             out,
             keep_alive=self.services.keep_alive,
-            opening=told(opening(wanted, prompts, model.tokenizer.decode)),
-            closing=lambda: told(closing(wanted, exchange.timing)),
+            opening=told(leading_events(wanted, prompts, model.tokenizer.decode)),
+            closing=lambda: told(trailing_events(wanted, exchange.timing)),
             usage=usage if request.include_usage else None,
             check=self._checker.of(answer.choices, model.name, exchange.principal),
             done=self.DONE,
-            seal=exchange.seal,
+            finalize=exchange.finalize,
         )
         response = await streaming.run()
         self._succeed(exchange, answer)
@@ -152,4 +152,4 @@ class GenerationEndpoint(ModelEndpoint[ParsedT]):
             await check()
         extension = unary_extension(parsed.request.annotations, prompts, exchange.timing, model.tokenizer.decode)
         usage = usage_of(answer.choices, engine_counts=takes_text(model))
-        return renderer.body(parsed.kept(collected, model), usage, extension)
+        return renderer.body(parsed.best_of(collected, model), usage, extension)

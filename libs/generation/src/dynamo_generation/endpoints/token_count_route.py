@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class CountingEndpoint(ModelEndpoint[TranslatedRequest]):
-    """Counts the tokens of a request to be translated. `ALSO` stands in the answer beside their number."""
+    """Counts the tokens of a request to be translated. `EXTRA_FIELDS` stands in the answer beside their number."""
 
     MODEL_TYPE = CHAT
-    ALSO: ClassVar[dict[str, Any]] = {}
+    EXTRA_FIELDS: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, services: FrontendServices, ignored: IgnoredFields, chats: ChatDependencies) -> None:
         super().__init__(services, ignored)
@@ -30,11 +30,11 @@ class CountingEndpoint(ModelEndpoint[TranslatedRequest]):
     async def serve(self, exchange: Exchange, parsed: TranslatedRequest) -> web.StreamResponse:
         """Return answers with the number."""
         model = exchange.model
-        self._ignored.tell(exchange.http, parsed.ignored, self.ENDPOINT)
+        self._ignored.report(exchange.http, parsed.ignored, self.ENDPOINT)
         if model.card.model_input != "text":
             parsed.check_for_tokens()
         tokens = await parsed.count(model)
         exchange.inflight.prompt_tokens(tokens)
-        response = await self.send(exchange, [encode({**self.ALSO, "input_tokens": tokens})])
+        response = await self.send(exchange, [encode({**self.EXTRA_FIELDS, "input_tokens": tokens})])
         exchange.inflight.succeed(None)
         return response

@@ -44,7 +44,7 @@ class PromptMeters:
                 self._latency.observe(1000 * prompt.tokenizing)
 
 
-class ReadCalls(Protocol):
+class ParserCounts(Protocol):
     """Calls of tools that have been read."""
 
     @property
@@ -62,7 +62,7 @@ _REPAIRS = frozenset(
 )
 
 
-def call_counter(services: FrontendServices) -> Callable[[ServedModel, ReadCalls], None]:
+def call_counter(services: FrontendServices) -> Callable[[ServedModel, ParserCounts], None]:
     """Return a counter of calls of tools that a model has written and that were not sound, or had to be repaired."""
     repaired = services.metrics.counter(
         f"{services.metrics_prefix}_repaired_tool_calls_total",
@@ -75,7 +75,7 @@ def call_counter(services: FrontendServices) -> Callable[[ServedModel, ReadCalls
         ("model",),
     )
 
-    def count(model: ServedModel, calls: ReadCalls) -> None:
+    def count(model: ServedModel, calls: ParserCounts) -> None:
         if calls.malformed:
             malformed.labels(model.name).inc(calls.malformed)
         for kind, number in calls.repairs.items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_core import OutputOptions, PreprocessedRequest, RoutingHints, SamplingOptions, StopConditions
 from dynamo_core.errors import InvalidArgument
 
-from dynamo_generation.prompts.prompt_room import PromptRoom
+from dynamo_generation.prompts.prompt_room import PromptBudget
 from dynamo_generation.requests.chat import ChatRequest, CheckedChat
 from dynamo_generation.requests.common import GenerationRequest
 from dynamo_generation.templates.inline import weigh
@@ -50,7 +50,7 @@ async def chat_prompt(
     raw: dict[str, Any],
     model: ServedModel,
     templates: TemplateStore,
-    room: PromptRoom,
+    room: PromptBudget,
     tools: list[dict[str, Any]] | None = None,
 ) -> Prompt:
     """Return the prompt of a conversation. `tools` are shown to the model.
@@ -138,7 +138,7 @@ async def text_prompts(
         InvalidArgument: one has no tokens, too many, or tokens the model does not know.
     """
     prompts = []
-    room = PromptRoom(model, field)
+    room = PromptBudget(model, field)
     await room.check([value for value in inputs if isinstance(value, str)])
     for value in inputs:
         if isinstance(value, str):

@@ -26,7 +26,7 @@ _ESTIMATED = 64 * 1024
 _ESTIMATED_AFTER = 1024
 
 
-class PromptRoom:
+class PromptBudget:
     """The room for the prompts of one request. `field` is named in errors.
 
     `counted` is for a request that only asks for tokens: the prompt may be longer than the context. An engine that

@@ -21,7 +21,7 @@ from dynamo_generation.requests.common import (
     invalid,
 )
 from dynamo_generation.requests.messages import Message, is_long, review
-from dynamo_generation.requests.thinking import SWITCHES, Wish
+from dynamo_generation.requests.thinking import SWITCHES, ThinkingRequest
 from dynamo_generation.requests.tools import (
     NONE,
     REQUIRED,
@@ -127,7 +127,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
         return {**(self.chat_template_args or {}), **(self.chat_template_kwargs or {})}
 
     @property
-    def wish(self) -> Wish:
+    def wish(self) -> ThinkingRequest:
         """What the client wants of thinking, wherever it says so: best where it is closest to the template."""
         given = self.template_variables
         switch = next((given[name] for name in SWITCHES if isinstance(given.get(name), bool)), self.enable_thinking)
@@ -137,7 +137,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
             switch = self.thinking.type != DISABLED if switch is None else switch
         elif switch is None:
             switch = self.thinking
-        return Wish(switch, self.reasoning_effort, budget)
+        return ThinkingRequest(switch, self.reasoning_effort, budget)
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from dynamo_core import GuidedDecodingOptions
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol import shown
+from dynamo_core.protocol import truncated
 from msgspec import Meta
 
 from dynamo_generation.requests.constraints import ConstraintFields
@@ -125,7 +125,7 @@ class GenerationRequest(ConstraintFields, kw_only=True):
 
 def invalid(message: str, field: str) -> InvalidArgument:
     """Return the error for a value out of range."""
-    return InvalidArgument(f"Validation: {shown(message, 1000)}", field=field)
+    return InvalidArgument(f"Validation: {truncated(message, 1000)}", field=field)
 
 
 def number(value: float) -> str:

@@ -32,7 +32,7 @@ def with_end_user(
     """
     _, name = _first(raw, user)
     place, known = ("", "") if principal.session else _first(raw, session)
-    return principal.asking(user=name, session=check_session(known, place) if known else "")
+    return principal.with_end_user(user=name, session=check_session(known, place) if known else "")
 
 
 def _first(raw: Mapping[str, Any], fields: Sequence[Field]) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from dynamo_core.errors import InvalidArgument
-from dynamo_core.protocol import shown
+from dynamo_core.protocol import truncated
 
 from dynamo_generation.bodies import limits
 
@@ -176,9 +176,9 @@ def check_fields(
             "Unsupported parameter(s): `chat_template`. The template is the model's own", field="chat_template"
         )
     if unknown:
-        names = ", ".join(f"`{shown(name)}`" for name in unknown[:_NAMED])
+        names = ", ".join(f"`{truncated(name)}`" for name in unknown[:_NAMED])
         more = f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else ""
-        raise InvalidArgument(f"Unsupported parameter(s): {names}{more}", field=shown(unknown[0]))
+        raise InvalidArgument(f"Unsupported parameter(s): {names}{more}", field=truncated(unknown[0]))
     return refusal
 
 

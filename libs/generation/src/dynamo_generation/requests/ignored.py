@@ -40,9 +40,9 @@ class IgnoredFields:
         names = [name for name in raw if name not in known and name not in NEVER_IGNORED]
         for name in names:
             del raw[name]
-        self.tell(http, names, endpoint)
+        self.report(http, names, endpoint)
 
-    def tell(self, http: web.Request, names: Sequence[str], endpoint: str) -> None:
+    def report(self, http: web.Request, names: Sequence[str], endpoint: str) -> None:
         """Count what was left out, and let the answer name it."""
         if not names:
             return

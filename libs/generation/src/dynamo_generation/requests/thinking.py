@@ -36,7 +36,7 @@ _NONE, _LEAST, _MUCH = "none", "low", "high"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ThinkingRequest:
     """A client's wish for thinking. `on` is None if it leaves the choice to the template."""
 
     on: bool | None = None
@@ -67,7 +67,7 @@ class ThinkingVariables:
         knows_none = any(const.value == _NONE for const in parsed.find_all(nodes.Const))
         return ThinkingVariables(tuple(name for name in VARIABLES if name in read), knows_none)
 
-    def values(self, wish: Wish) -> dict[str, Any]:
+    def values(self, wish: ThinkingRequest) -> dict[str, Any]:
         """Return what the variables are for a wish; without those that are left to the template."""
         thinks = wish.thinks
         found: dict[str, Any] = {}
@@ -81,7 +81,7 @@ class ThinkingVariables:
                     found[name] = 0 if thinks is False else wish.budget
         return {name: value for name, value in found.items() if value is not None}
 
-    def _effort(self, wish: Wish) -> str | None:
+    def _effort(self, wish: ThinkingRequest) -> str | None:
         if wish.on is None or any(name in SWITCHES for name in self.names):
             return wish.effort
         if not wish.on:

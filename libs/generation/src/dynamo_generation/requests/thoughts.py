@@ -15,13 +15,13 @@ _VERSION = 1
 _HEAD = struct.Struct("!BI")
 
 
-def packed(thoughts: str) -> str:
+def pack_thoughts(thoughts: str) -> str:
     """Return the opaque text."""
     body = thoughts.encode(errors="replace")
     return b64encode(_HEAD.pack(_VERSION, zlib.crc32(body)) + body).decode()
 
 
-def unpacked(opaque: str | None) -> str:
+def unpack_thoughts(opaque: str | None) -> str:
     """Return the thoughts; empty if the text comes from elsewhere, or is not whole."""
     try:
         data = b64decode(opaque or "", validate=True)

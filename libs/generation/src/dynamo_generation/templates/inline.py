@@ -39,7 +39,7 @@ _SMALL_INDENT = 16
 _PIECES = 512
 
 
-class TooMuch(Exception):
+class RenderLimitExceeded(Exception):
     """The template is not for the event loop, or not with these values."""
 
 
@@ -65,7 +65,7 @@ def weigh(value: Any, most: int) -> int:
 
 def _check_text(size: int) -> None:
     if size > MAX_TEXT:
-        raise TooMuch
+        raise RenderLimitExceeded
 
 
 def _joined(parts: Iterable[Any]) -> str:
@@ -79,7 +79,7 @@ def _listed(values: Iterable[Any]) -> Sequence[Any]:
     if not isinstance(values, Sequence):
         values = list(islice(values, MAX_ITEMS + 1))
     if len(values) > MAX_ITEMS:
-        raise TooMuch
+        raise RenderLimitExceeded
     return values
 
 
@@ -106,7 +106,7 @@ class BoundedContext(Context):
         if self._late is None:
             self._late = used
         elif used - self._late > SECONDS / 2:
-            raise TooMuch
+            raise RenderLimitExceeded
         self.deadline = perf_counter() + SECONDS
 
     def joined(self, parts: Sequence[Any]) -> str:
@@ -116,7 +116,7 @@ class BoundedContext(Context):
     def built(self, value: Any) -> Any:
         """Return a list or an object that the template has made."""
         if weigh(value, MAX_ITEMS) > MAX_ITEMS:
-            raise TooMuch
+            raise RenderLimitExceeded
         return value
 
 
@@ -238,16 +238,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Return an operator whose result may be much larger than its arguments."""
         if isinstance(left, str):
             if operator != "+":
-                raise TooMuch
+                raise RenderLimitExceeded
             _check_text(len(left) + len(right) if isinstance(right, str) else 0)
         elif isinstance(left, list | tuple):
             if operator != "+" or weigh(left, MAX_ITEMS) + weigh(right, MAX_ITEMS) > MAX_ITEMS:
-                raise TooMuch
+                raise RenderLimitExceeded
         elif operator == "*":
             if not isinstance(right, int | float):
-                raise TooMuch
+                raise RenderLimitExceeded
             if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _MAX_BITS:
-                raise TooMuch
+                raise RenderLimitExceeded
         return super().call_binop(context, operator, left, right)
 
     call_filter = _counted(Environment.call_filter)
@@ -283,7 +283,7 @@ def _check_join(text: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _check_sought(text: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if args and isinstance(args[0], str) and len(args[0]) > _MAX_SOUGHT:
-        raise TooMuch
+        raise RenderLimitExceeded
     return args
 
 
@@ -297,20 +297,20 @@ _CHECKS: Mapping[str, Callable[[str, tuple[Any, ...]], tuple[Any, ...]]] = {
 def _range(*args: int) -> range:
     made = range(*args)
     if len(made) > MAX_ITEMS:
-        raise TooMuch
+        raise RenderLimitExceeded
     return made
 
 
 def _strftime(format: str) -> str:
     if len(format) > _MAX_SOUGHT:
-        raise TooMuch
+        raise RenderLimitExceeded
     return time.strftime(format)
 
 
 def _dict(*args: Any, **options: Any) -> dict[Any, Any]:
     made = dict(*args, **options)
     if weigh(made, MAX_ITEMS) > MAX_ITEMS:
-        raise TooMuch
+        raise RenderLimitExceeded
     return made
 
 
@@ -384,7 +384,7 @@ def _indent(context: Context, s: Any, width: int | str = 4, first: bool = False,
 @pass_context
 def _trim(_: Context, value: Any, chars: str | None = None) -> str:
     if chars is not None and len(chars) > _MAX_SOUGHT:
-        raise TooMuch
+        raise RenderLimitExceeded
     return do_trim(value, chars)
 
 
@@ -398,5 +398,5 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     if (indent or 0) > _SMALL_INDENT or (separators is not None and sum(map(len, separators)) > _SMALL_INDENT):
-        raise TooMuch
+        raise RenderLimitExceeded
     return tojson(value, ensure_ascii, indent, separators, sort_keys)

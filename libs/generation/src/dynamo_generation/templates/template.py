@@ -26,7 +26,7 @@ from dynamo_generation.templates.detection import (
 )
 from dynamo_generation.templates.errors import TemplateFault
 from dynamo_generation.templates.forms import TemplateForms
-from dynamo_generation.templates.inline import SECONDS, PlainTemplate, TooMuch, bounded_environment
+from dynamo_generation.templates.inline import SECONDS, PlainTemplate, RenderLimitExceeded, bounded_environment
 from dynamo_generation.templates.plain import is_plain
 from dynamo_generation.templates.process import TemplateProcesses, refused
 
@@ -140,7 +140,7 @@ class ChatTemplate:
         try:
             for tools in (False, True):
                 self.detected(tools, run_detection(self.detect(tools), render))
-        except TooMuch:
+        except RenderLimitExceeded:
             return False
         return True
 
@@ -156,10 +156,10 @@ class ChatTemplate:
         """
         plain = (self._form if values["tools"] is None else self._tool_form).plain
         if plain is None:
-            raise TooMuch
+            raise RenderLimitExceeded
         try:
             return plain.render(values)
-        except TooMuch:
+        except RenderLimitExceeded:
             raise
         except Exception as error:
             # Whatever goes wrong in a template that compiled comes from the values it was given.
@@ -269,7 +269,7 @@ class TemplateStore:
             return None
         try:
             return template.render(values)
-        except TooMuch:
+        except RenderLimitExceeded:
             log.debug("%s is rendered in a process of its own", template.name)
             return None
 

@@ -213,7 +213,7 @@ class Link:
         else:
             self._released.set()
 
-    def _tell_arrived(self, *, ask: bool = False) -> None:
+    def _report_arrived(self, *, ask: bool = False) -> None:
         self._told = self._arrived
         fragment = arrived_fragment(self._arrived)
         self.broker.publish(self.peer, fragment, link=self.name, reply=self._here if ask else "")
@@ -267,7 +267,7 @@ class Link:
         self._expected += 1
         self._arrived += len(fragment.body)
         if self._arrived - self._told >= CREDIT_STEP:
-            self._tell_arrived()
+            self._report_arrived()
         body: memoryview | bytes = fragment.body
         if fragment.more or self._parts:
             self._parts.append(fragment.body)
@@ -295,7 +295,7 @@ class Link:
             raise LinkError("more bytes have arrived than were sent")
         self._landed = max(self._landed, count)
         if asked:
-            self._tell_arrived()
+            self._report_arrived()
         self._release()
 
     def unknown(self) -> None:
@@ -353,12 +353,12 @@ class Link:
             self.probe()
         if self._held:
             # A ping would have to wait behind what waits. The answer also makes up for a count that was lost.
-            self._tell_arrived(ask=True)
+            self._report_arrived(ask=True)
         elif action is Action.PING:
             self.ask(_PING)
         elif self._arrived > self._told and self._parts:
             # Parts come slowly, and the other end waits for the confirmation.
-            self._tell_arrived()
+            self._report_arrived()
         self._ticker = self._loop.call_at(liveness.due, self._tick, context=self._context)
         if used:
             self._used_at = now

@@ -11,8 +11,8 @@ from typing import Any
 
 from dynamo_core import ClientTls, client_context
 from dynamo_core.errors import CannotConnect
-from dynamo_core.protocol import shown
-from dynamo_leases import JsonClient, JsonStream, NotSpoken, Refused
+from dynamo_core.protocol import truncated
+from dynamo_leases import JsonClient, JsonStream, Refused, UnsupportedServer
 
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.errors import LAST, PRECONDITION, Status, TokenExpired, failure
@@ -128,7 +128,7 @@ class Client:
         if found is None or (status != 200 and not _is_failure(found)):
             if status in _FAILING:
                 raise CannotConnect(f"etcd at {endpoint} does not serve: HTTP {status} to {path}")
-            raise NotSpoken(f"this is no etcd: {endpoint} answers HTTP {status} to {path}")
+            raise UnsupportedServer(f"this is no etcd: {endpoint} answers HTTP {status} to {path}")
         answer: Json = found.get("result", found)
         if not isinstance(answer, dict):
             raise CannotConnect(f"etcd at {endpoint} does not serve: its answer to {path} is none")
@@ -190,5 +190,5 @@ def _is_failure(answer: dict[str, Any]) -> bool:
 def _failure(endpoint: str, answer: Any) -> Exception:
     fields = answer if isinstance(answer, dict) else {"error": answer}
     code = fields.get("code", fields.get("grpc_code", 0))
-    reason = shown(str(fields.get("message", fields.get("error", "no reason given"))))
+    reason = truncated(str(fields.get("message", fields.get("error", "no reason given"))))
     return failure(endpoint, code if isinstance(code, int) else 0, reason)

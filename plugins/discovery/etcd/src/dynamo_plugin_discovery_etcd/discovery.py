@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from aiohttp import ServerDisconnectedError
 from dynamo_core import MetricsScope, PluginConfig, quote_greeting, read_greeting
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_leases import NotSpoken, OnChange, RemoteDiscovery, Session
+from dynamo_leases import OnChange, RemoteDiscovery, Session, UnsupportedServer
 
 from dynamo_plugin_discovery_etcd.client import Client, tls_context
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
@@ -60,7 +60,7 @@ class EtcdDiscovery(RemoteDiscovery[Store]):
                 b"" if address.scheme == "https" else await read_greeting(address.hostname or "", address.port or 80)
             )
             if words and not words.startswith(b"HTTP/"):
-                raise NotSpoken(f"this is no etcd: {endpoint} answers {quote_greeting(words)}")
+                raise UnsupportedServer(f"this is no etcd: {endpoint} answers {quote_greeting(words)}")
 
     async def _connect(self, on_change: OnChange) -> Session[Store]:
         settings = self._settings

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_leases import NotSpoken, Refused, untrusted
+from dynamo_leases import Refused, UnsupportedServer, untrusted
 
 #: The numbers of what went wrong that the plugin tells apart.
 INVALID, NOT_FOUND, DENIED, PRECONDITION, OUT_OF_RANGE, LOGIN = 3, 5, 7, 9, 11, 16
@@ -52,6 +52,6 @@ def as_config_error(error: CannotConnect) -> ConfigError | None:
         )
     if isinstance(error, Refused):
         return ConfigError(f"discovery.password: {text}; set `username` and `password`", cause=error)
-    if isinstance(error, NotSpoken):
+    if isinstance(error, UnsupportedServer):
         return ConfigError(f"discovery.endpoints: {text}; it must be etcd 3.4 or newer", cause=error)
     return untrusted(error, "discovery.tls")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import ClientResponse
 from dynamo_core import jitter
 from dynamo_core.errors import CannotConnect
-from dynamo_leases import Json, JsonClient, JsonStream, NotSpoken, Refused, StreamEnded
+from dynamo_leases import Json, JsonClient, JsonStream, Refused, StreamEnded, UnsupportedServer
 
 from dynamo_plugin_discovery_kubernetes.access import Access
 from dynamo_plugin_discovery_kubernetes.errors import Throttled, Unauthorized, failure
@@ -107,7 +107,7 @@ class Client:
     async def _failure(self, response: ClientResponse) -> Exception:
         try:
             status = await self._object(response)
-        except NotSpoken:
+        except UnsupportedServer:
             # A proxy in between says what it likes.
             status = {}
             if response.status in (400, 404, 405):
@@ -118,7 +118,7 @@ class Client:
         answer = await self._http.read_object(response)
         if answer is None or "kind" not in answer:
             path = response.url.path
-            raise NotSpoken(
+            raise UnsupportedServer(
                 f"{self._access.url} answers {path} with HTTP {response.status} and no object of Kubernetes"
             )
         return answer

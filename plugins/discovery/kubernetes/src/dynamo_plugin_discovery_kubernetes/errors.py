@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo_core.errors import CannotConnect, ConfigError
-from dynamo_leases import NotSpoken, Refused, untrusted
+from dynamo_leases import Refused, UnsupportedServer, untrusted
 
 NOT_FOUND, CONFLICT, GONE, INVALID = 404, 409, 410, 422
 #: The server understood; what it was asked for is not there, already is, or has changed.
@@ -16,7 +16,7 @@ class Denied(Refused):
     """This process lacks a permission."""
 
 
-class NoNamespace(NotSpoken):
+class NoNamespace(UnsupportedServer):
     """The namespace does not exist."""
 
 
@@ -66,6 +66,6 @@ def as_config_error(error: CannotConnect) -> ConfigError | None:
         )
     if isinstance(error, NoNamespace):
         return ConfigError(f"discovery.namespace: {text}; make it, or name another", cause=error)
-    if isinstance(error, NotSpoken):
+    if isinstance(error, UnsupportedServer):
         return ConfigError(f"discovery.url: {text}; it must be the API server of Kubernetes", cause=error)
     return untrusted(error, "discovery.tls")

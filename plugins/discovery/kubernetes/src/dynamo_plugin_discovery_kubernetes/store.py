@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from dynamo_core.errors import CannotConnect
-from dynamo_leases import NO_LEASE, Json, NotSpoken
+from dynamo_leases import NO_LEASE, Json, UnsupportedServer
 
 from dynamo_plugin_discovery_kubernetes.client import Client, Events
 from dynamo_plugin_discovery_kubernetes.errors import CONFLICT, GONE, NOT_FOUND, Denied, NoNamespace, Status
@@ -286,7 +286,7 @@ class Store:
             except Status as error:
                 # The pages are of one version, which the server may forget while they are read.
                 if error.code != GONE:
-                    raise NotSpoken(f"Kubernetes does not list {path}: {error}", cause=error) from error
+                    raise UnsupportedServer(f"Kubernetes does not list {path}: {error}", cause=error) from error
         raise _busy("what is being read")
 
     async def _permitted(

@@ -64,18 +64,18 @@ class MemoryDiscovery(Discovery):
         if len(value) > MAX_VALUE:
             raise ValueError(f"the value of {key!r} has {len(value)} bytes, more than {MAX_VALUE}")
         self._records[key] = value
-        self._tell(WatchEvent(WatchKind.PUT, key, value))
+        self._notify(WatchEvent(WatchKind.PUT, key, value))
 
     def delete(self, key: str) -> None:
         """Remove a record, if it is there, and tell the watchers."""
         if self._records.pop(key, None) is not None:
-            self._tell(WatchEvent(WatchKind.DELETE, key))
+            self._notify(WatchEvent(WatchKind.DELETE, key))
 
     def ended(self, lease_id: int) -> None:
         """Forget a lease that has been closed."""
         self._leases.pop(lease_id, None)
 
-    def _tell(self, event: WatchEvent) -> None:
+    def _notify(self, event: WatchEvent) -> None:
         for watcher in self._watchers:
             watcher.offer(event)
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from dynamo_core import BackendError, PreprocessedRequest
 from dynamo_core.kv import block_hashes
-from dynamo_core.protocol import UNREADABLE, shown
+from dynamo_core.protocol import UNREADABLE, truncated
 
 #: The part of a request in which it arrives, for messages.
 _FIELD = "prefill_result.disaggregated_params"
@@ -54,7 +54,7 @@ def check_handoff(request: PreprocessedRequest) -> None:
     try:
         handoff = msgspec.convert(params, Handoff)
     except UNREADABLE as error:
-        raise BackendError.InvalidArgument(f"{_FIELD} is none that a mocker makes: {shown(str(error))}") from None
+        raise BackendError.InvalidArgument(f"{_FIELD} is none that a mocker makes: {truncated(str(error))}") from None
     tokens = len(request.token_ids)
     if handoff.prompt_tokens != tokens:
         raise BackendError.InvalidArgument(

@@ -26,9 +26,9 @@ from pydantic import Field
 from dynamo_plugin_extension_feed.meters import TenantMeters
 from dynamo_plugin_extension_feed.names import WorkerNames
 from dynamo_plugin_extension_feed.rates import Rates
-from dynamo_plugin_extension_feed.state import State, Views, together
-from dynamo_plugin_extension_feed.views import View, read_view, seen
-from dynamo_plugin_extension_feed.ways import Ways, timeline
+from dynamo_plugin_extension_feed.state import State, Views, join_views
+from dynamo_plugin_extension_feed.views import View, frontend_view, read_view
+from dynamo_plugin_extension_feed.ways import RequestHistories, timeline
 
 #: What other frontends are asked for.
 _STATE, _REQUEST = "state", "request"
@@ -67,7 +67,7 @@ class FeedExtension(Extension):
 
     def __init__(self, config: PluginConfig, services: ExtensionServices) -> None:
         super().__init__(config, services)
-        self._ways = Ways(self.config.requests)
+        self._ways = RequestHistories(self.config.requests)
         self._rates = Rates(time.time)
         self._names = WorkerNames(services.pools)
         self._meters = TenantMeters(services.metrics, services.metrics_prefix)
@@ -113,7 +113,7 @@ class FeedExtension(Extension):
             self._meters.add(event.record, refused=way.refused)
 
     async def _answer_state(self, payload: Any) -> View:
-        return seen(self.services, self._ways, self._rates, self._names)
+        return frontend_view(self.services, self._ways, self._rates, self._names)
 
     async def _answer_request(self, payload: Any) -> Any:
         way = self._ways.find(str(payload))
@@ -128,7 +128,7 @@ class FeedExtension(Extension):
                 views[one] = read_view(reply)
             except Unreadable as error:
                 missing[one] = f"it tells its state in another way, as another release does: {error}"
-        return together(Views(replies.frontends, views, missing), peers.own.frontend_id)
+        return join_views(Views(replies.frontends, views, missing), peers.own.frontend_id)
 
     async def _message(self) -> bytes:
         return b"event: state\ndata: " + msgspec.json.encode(await self._state()) + b"\n\n"
@@ -216,14 +216,14 @@ class _Broadcast:
         try:
             while True:
                 due = loop.time() + self._interval
-                await self._tell(await self._make())
+                await self._notify(await self._make())
                 await asyncio.sleep(due - loop.time())
         except Exception:
             # The readers end with it; the next one begins anew.
-            await self._tell(b"")
+            await self._notify(b"")
             raise
 
-    async def _tell(self, message: bytes) -> None:
+    async def _notify(self, message: bytes) -> None:
         async with self._changed:
             self._number, self._latest = self._number + 1, message
             self._changed.notify_all()

@@ -74,7 +74,7 @@ class Totals(msgspec.Struct, Generic[CountsT]):
     whole: dict[str, CountsT]
 
 
-class Counted(msgspec.Struct):
+class FrontendCounts(msgspec.Struct):
     """The totals of one frontend's requests; `history` is by the Unix time at which a slot began."""
 
     models: Totals[ModelCounts]
@@ -124,9 +124,9 @@ class Rates:
             worker.prompt_tokens += record.prompt_tokens
             worker.cached_tokens += cached
 
-    def counted(self) -> Counted:
+    def counted(self) -> FrontendCounts:
         """Return the counts as they are now. They go on counting: encode or sum them before others have their turn."""
-        return Counted(
+        return FrontendCounts(
             Totals(self._models.since(NOW), self._models.whole()),
             Totals(self._tenants.since(NOW), self._tenants.whole()),
             self._workers.whole(),

@@ -16,7 +16,7 @@ def is_unserved(status: int, answer: Any) -> bool:
     return status == 404 and reason_of(answer).startswith(_NO_ROUTE)
 
 
-def refused(client: AdminClient, status: int, answer: Any) -> ConfigError:
+def feed_error(client: AdminClient, status: int, answer: Any) -> ConfigError:
     """Return why the frontend does not answer, and what may mend it."""
     hint = ""
     if is_unserved(status, answer):

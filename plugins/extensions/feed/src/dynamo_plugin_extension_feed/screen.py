@@ -32,7 +32,7 @@ from dynamo_plugin_extension_feed.tables import (
     free,
     worker_lines,
 )
-from dynamo_plugin_extension_feed.why import PATH, story
+from dynamo_plugin_extension_feed.why import PATH, history_lines
 
 #: Asks the frontend: method, path; status and answer. Raises `ConfigError`.
 Ask = Callable[[str, str], Awaitable[tuple[int, Any]]]
@@ -194,7 +194,7 @@ class Top(App[None]):
             table.move_cursor(row=self._keys.index(chosen), scroll=False)
         table.set_class(bool(self._trouble), "old")
         self.query_one("#summary", Static).update(self._summary())
-        self._tell_where(len(rows), words)
+        self._show_position(len(rows), words)
 
     def _summary(self) -> Content:
         """Return two lines about all: the state, then the worst alarm, if it is not that there is no state."""
@@ -230,7 +230,7 @@ class Top(App[None]):
             table.add_row(*map(_cell, self.view.columns, cells[place]), key=str(place))
         self._cells = cells
 
-    def _tell_where(self, shown: int, words: str) -> None:
+    def _show_position(self, shown: int, words: str) -> None:
         told = f"{self.view.name}: {shown} of {len(self._state[self.view.name])}"
         told += f", filter {words!r}" if words else ""
         told += ", paused" if self._paused else ""
@@ -308,7 +308,7 @@ class Top(App[None]):
             status, answer = await self._ask("GET", f"{PATH}/{quote(request_id, safe='')}")
         except ConfigError as error:
             return [str(error)]
-        return list(story(answer)) if status == 200 else [f"no frontend knows request {request_id} any more"]
+        return list(history_lines(answer)) if status == 200 else [f"no frontend knows request {request_id} any more"]
 
 
 def _cell(column: Column, text: str) -> Text:

@@ -53,7 +53,7 @@ class RecentRequest(Line):
     frontend: str = ""
 
 
-def together(views: Views, own: int) -> State:
+def join_views(views: Views, own: int) -> State:
     """Return the state of the deployment. Requests and rates are sums over all frontends that have answered.
 
     What they know of a worker alike is told as the frontend `own` knows it; one that any of them finds not free is not.

@@ -9,7 +9,7 @@ import click
 from dynamo_core.errors import ConfigError
 from dynamo_http import AdminClient, admin_options
 
-from dynamo_plugin_extension_feed.refusals import refused
+from dynamo_plugin_extension_feed.refusals import feed_error
 
 
 @click.command()
@@ -28,7 +28,7 @@ def command(ctx: click.Context, /, interval: float, **frontend: Any) -> None:
     # It says what is wrong before the screen is taken.
     status, answer = asyncio.run(client.ask("GET", "/admin/state"))
     if status != 200:
-        raise refused(client, status, answer)
+        raise feed_error(client, status, answer)
     try:
         from dynamo_plugin_extension_feed.screen import Top
     except ImportError:

@@ -14,8 +14,8 @@ from dynamo_core import ExtensionServices, ObservedLoads, ObservedPool, RequestA
 from dynamo_core.protocol import UNREADABLE, ModelCard, Unreadable, format_instance_id
 
 from dynamo_plugin_extension_feed.names import WorkerNames, name_of
-from dynamo_plugin_extension_feed.rates import Counted, Rates
-from dynamo_plugin_extension_feed.ways import Way, Ways, wall_time, worker_id
+from dynamo_plugin_extension_feed.rates import FrontendCounts, Rates
+from dynamo_plugin_extension_feed.ways import RequestHistories, RequestHistory, wall_time, worker_id
 
 #: How many recent requests a view lists.
 RECENT: Final = 100
@@ -75,13 +75,13 @@ class View(msgspec.Struct):
 
     workers: list[Worker]
     standing: dict[str, dict[str, int]]
-    counted: Counted
+    counted: FrontendCounts
     recent: list[Line]
     ready: dict[str, bool] = {}
     since: float | None = None
 
 
-def seen(services: ExtensionServices, ways: Ways, rates: Rates, names: WorkerNames) -> View:
+def frontend_view(services: ExtensionServices, ways: RequestHistories, rates: Rates, names: WorkerNames) -> View:
     """Return what this frontend sees."""
     return View(
         [worker for pool in services.pools() for worker in _workers(pool, services.loads)],
@@ -139,7 +139,7 @@ def _cache(worker: int, card: ModelCard | None, loads: ObservedLoads) -> tuple[i
     return used, None if total is None else total * size, prefill
 
 
-def _line(way: Way, names: WorkerNames) -> Line:
+def _line(way: RequestHistory, names: WorkerNames) -> Line:
     first, last = way.received, way.events[-1]
     assert isinstance(last, RequestFinished)  # noqa: S101 - only such are kept among those that have ended
     record = last.record

@@ -30,7 +30,7 @@ EVENTS: Final = 64
 WAITING, PREFILLING, ANSWERING = "waiting", "prefilling", "answering"
 
 
-class Way:
+class RequestHistory:
     """The events of one request, where it stands, whether admission has refused it, and how often it has moved."""
 
     __slots__ = ("events", "moved", "received", "refused", "stands")
@@ -43,7 +43,7 @@ class Way:
         self.moved = 0
 
 
-class Ways:
+class RequestHistories:
     """Histories of one frontend's requests: the running ones, and the last that ended.
 
     Folding is left to the reader.
@@ -51,12 +51,12 @@ class Ways:
 
     def __init__(self, kept: int) -> None:
         self._kept = kept
-        self._open: OrderedDict[str, Way] = OrderedDict()
-        self._ended: OrderedDict[str, Way] = OrderedDict()
+        self._open: OrderedDict[str, RequestHistory] = OrderedDict()
+        self._ended: OrderedDict[str, RequestHistory] = OrderedDict()
         #: Open requests by model and where they stand.
         self._standing: Counter[tuple[str, str]] = Counter()
 
-    def add(self, event: RequestEvent) -> Way | None:
+    def add(self, event: RequestEvent) -> RequestHistory | None:
         """Take the next event. Return the way of the request if it has ended with this one.
 
         Events of a request whose beginning was not seen are left out.
@@ -82,14 +82,14 @@ class Ways:
             way.moved += 1
         return None
 
-    def find(self, request_id: str) -> Way | None:
+    def find(self, request_id: str) -> RequestHistory | None:
         """Return the way of a request, by its id or by the id that its client gave it; the latest of several."""
         way = self._open.get(request_id) or self._ended.get(request_id)
         if way is not None:
             return way
         return next((way for way in self._latest() if way.received.x_request_id == request_id), None)
 
-    def ended(self) -> Iterator[Way]:
+    def ended(self) -> Iterator[RequestHistory]:
         """Return those of requests that have ended, the latest first."""
         return reversed(self._ended.values())
 
@@ -101,12 +101,12 @@ class Ways:
         return models
 
     def _begin(self, event: RequestReceived) -> None:
-        self._open[event.request_id] = way = Way(event)
+        self._open[event.request_id] = way = RequestHistory(event)
         self._standing[event.model, way.stands] += 1
         if len(self._open) > OPEN:
             self._leave(self._open.popitem(last=False)[1])
 
-    def _end(self, way: Way) -> Way:
+    def _end(self, way: RequestHistory) -> RequestHistory:
         request_id = way.received.request_id
         del self._open[request_id]
         self._leave(way)
@@ -115,23 +115,23 @@ class Ways:
             self._ended.popitem(last=False)
         return way
 
-    def _stand(self, way: Way, stands: str) -> None:
+    def _stand(self, way: RequestHistory, stands: str) -> None:
         self._leave(way)
         way.stands = stands
         self._standing[way.received.model, stands] += 1
 
-    def _leave(self, way: Way) -> None:
+    def _leave(self, way: RequestHistory) -> None:
         place = way.received.model, way.stands
         self._standing[place] -= 1
         if not self._standing[place]:
             del self._standing[place]
 
-    def _latest(self) -> Iterator[Way]:
+    def _latest(self) -> Iterator[RequestHistory]:
         yield from reversed(self._open.values())
         yield from reversed(self._ended.values())
 
 
-def timeline(way: Way, names: WorkerNames) -> dict[str, Any]:
+def timeline(way: RequestHistory, names: WorkerNames) -> dict[str, Any]:
     """Return all that is known of a request as plain values: its caller, its aim, and each event, `at` seconds later.
 
     The end user and the session are left out, since they may identify a person.

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 from dynamo_http import AdminClient, admin_options, reason_of
 
-from dynamo_plugin_extension_feed.refusals import is_unserved, refused
+from dynamo_plugin_extension_feed.refusals import feed_error, is_unserved
 
 PATH = "/admin/requests"
 
@@ -31,18 +31,18 @@ def command(ctx: click.Context, /, request_id: str, as_json: bool, **frontend: A
     client = AdminClient.of(ctx, **frontend)
     status, answer = asyncio.run(client.ask("GET", f"{PATH}/{quote(request_id, safe='')}"))
     if status not in (200, 404) or is_unserved(status, answer):
-        raise refused(client, status, answer)
+        raise feed_error(client, status, answer)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     elif status == 200:
-        click.echo("\n".join(story(answer)))
+        click.echo("\n".join(history_lines(answer)))
     if status != 200:
         if not as_json:
             click.echo(f"dynamo: {reason_of(answer)} ({status})", err=True)
         ctx.exit(1)
 
 
-def story(answer: dict[str, Any]) -> Iterator[str]:
+def history_lines(answer: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the answer for people."""
     request, frontend = answer["request"], answer["frontend"]
     called = f" (the client's id: {request['x_request_id']})" if request["x_request_id"] else ""

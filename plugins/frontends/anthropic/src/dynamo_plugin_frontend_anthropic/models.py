@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core import DynamoError, HttpRoute
 from dynamo_core.errors import ModelNotFound
-from dynamo_core.protocol import shown
+from dynamo_core.protocol import truncated
 from dynamo_generation.answers.render import encode
 from dynamo_generation.endpoints.openapi import Operation
 from dynamo_generation.requests.common import invalid
@@ -74,7 +74,7 @@ class ModelLists:
         for model in models:
             if model.id == name:
                 return model
-        raise ModelNotFound(f"Model not found: '{shown(name)}'")
+        raise ModelNotFound(f"Model not found: '{truncated(name)}'")
 
 
 def _operation(
@@ -90,5 +90,5 @@ def _info(model: ServedModel) -> ServedModelInfo:
 
 def _place(names: Sequence[str], name: str, field: str) -> int:
     if name not in names:
-        raise invalid(f"There is no model '{shown(name)}'", field)
+        raise invalid(f"There is no model '{truncated(name)}'", field)
     return names.index(name)

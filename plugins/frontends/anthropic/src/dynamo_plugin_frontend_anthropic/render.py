@@ -8,7 +8,7 @@ from typing import Any
 from dynamo_generation.answers.blocks import Block, BlockRenderer, Kind
 from dynamo_generation.answers.render import Collected, Identity, encode, verdict_of
 from dynamo_generation.choices.choice import Choice, TokenChoice
-from dynamo_generation.requests.thoughts import packed
+from dynamo_generation.requests.thoughts import pack_thoughts
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
@@ -21,7 +21,7 @@ _DELTAS = {
 }
 _AFTER = b'"}}\n\n'
 #: The signature of thoughts that a client can read: a constant, as nothing is verified.
-UNSIGNED = packed("")
+UNSIGNED = pack_thoughts("")
 
 
 class MessageRenderer(BlockRenderer):
@@ -39,7 +39,7 @@ class MessageRenderer(BlockRenderer):
         self._thoughts = thoughts
         self._pinged = False
 
-    def opening(self, choice: Choice) -> bytes:
+    def leading_events(self, choice: Choice) -> bytes:
         """Return the beginning of the message; of the text too, if there can be nothing but text."""
         usage = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
         start = _event("message_start", message=self._message([], None, usage))
@@ -116,7 +116,7 @@ class MessageRenderer(BlockRenderer):
 
         It says something only where the thoughts are not told otherwise.
         """
-        return UNSIGNED if self._thoughts else packed(block.text)
+        return UNSIGNED if self._thoughts else pack_thoughts(block.text)
 
 
 def stop_string(choice: Choice) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from dynamo_generation.requests.thoughts import unpacked
+from dynamo_generation.requests.thoughts import unpack_thoughts
 from dynamo_generation.requests.tools import AUTO, FUNCTION, NONE, REQUIRED
 
 from dynamo_plugin_frontend_anthropic.requests import (
@@ -164,7 +164,7 @@ def _assistant(blocks: Sequence[MessageBlock]) -> dict[str, Any]:
             case TextBlock():
                 text.append(block)
             case ThinkingBlock():
-                thoughts.append(block.thinking or unpacked(block.signature))
+                thoughts.append(block.thinking or unpack_thoughts(block.signature))
             case ToolUseBlock():
                 function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
                 calls.append({"id": block.id, "type": FUNCTION, FUNCTION: function})

@@ -15,7 +15,7 @@ from dynamo_core.protocol import EMBEDDINGS
 from dynamo_generation.answers.render import encode
 from dynamo_generation.endpoints.endpoint import Exchange
 from dynamo_generation.prompts.preprocess import Prompt, fitting, text_prompts
-from dynamo_generation.prompts.prompt_room import PromptRoom
+from dynamo_generation.prompts.prompt_room import PromptBudget
 from dynamo_generation.requests.common import invalid
 
 from dynamo_plugin_frontend_ollama.requests import EMBED_PASSIVE, OllamaEmbeddingsRequest, OllamaEmbedRequest, parse
@@ -59,7 +59,7 @@ class _Embeds(Wording[ParsedEmbed]):
         """Return answers with one vector per text."""
         begun = time.monotonic_ns()
         model, inflight = exchange.model, exchange.inflight
-        self._ignored.tell(exchange.http, parsed.ignored, self.ENDPOINT)
+        self._ignored.report(exchange.http, parsed.ignored, self.ENDPOINT)
         model.precheck(exchange.principal)
         prompts = await _prompts(parsed, model)
         tokens = sum(len(prompt.token_ids) for prompt in prompts)
@@ -135,7 +135,7 @@ async def _prompts(parsed: ParsedEmbed, model: ServedModel) -> list[Prompt]:
     limit = model.card.context_length
     if not parsed.cut or limit is None or model.card.model_input == "text":
         return await text_prompts(parsed.texts, model, parsed.field)
-    room = PromptRoom(model, parsed.field, counted=True)
+    room = PromptBudget(model, parsed.field, counted=True)
     cut = [(await room.encode(text))[: limit - 1] for text in parsed.texts]
     return [fitting(Prompt(token_ids), model, parsed.field) for token_ids in cut]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from dynamo_core import EMBED
 from dynamo_core.errors import ModelNotFound, NotSupported
-from dynamo_core.protocol import CHAT, COMPLETIONS, Unreadable, shown
+from dynamo_core.protocol import CHAT, COMPLETIONS, Unreadable, truncated
 from dynamo_generation.answers.render import encode
 from dynamo_generation.bodies.decode import object_of
 from dynamo_generation.requests.common import invalid
@@ -62,7 +62,7 @@ class Models:
         known = {model.name: model for model in self._list(http)}
         model = known.get(name) or known.get(other_name(name))
         if model is None:
-            raise ModelNotFound(missing(shown(name)))
+            raise ModelNotFound(missing(truncated(name)))
         template = model.file("chat_template.jinja") or b""
         return _json(
             {

@@ -36,7 +36,7 @@ class LineRenderer(BlockRenderer):
         self._begun_at = begun
         self._first = 0
 
-    def opening(self, choice: Choice) -> bytes:
+    def leading_events(self, choice: Choice) -> bytes:
         """Return nothing: every line stands for itself."""
         self._first = time.monotonic_ns()
         return b""

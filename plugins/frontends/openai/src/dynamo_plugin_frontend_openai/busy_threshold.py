@@ -19,7 +19,7 @@ from dynamo_core import (
     check_changes,
 )
 from dynamo_core.errors import InvalidArgument, ModelNotFound, Unavailable
-from dynamo_core.protocol import UNREADABLE, shown
+from dynamo_core.protocol import UNREADABLE, truncated
 from dynamo_generation.bodies.bounds import INLINE
 from dynamo_generation.bodies.reading import read_bytes
 from dynamo_http import error_response
@@ -115,7 +115,7 @@ class BusyThresholds:
         self._check_armed()
         if changes and all(model.name != asked.model for model in self._models.list()):
             raise ModelNotFound(
-                f"Model '{shown(asked.model)}' not found. Thresholds can only be set for discovered models."
+                f"Model '{truncated(asked.model)}' not found. Thresholds can only be set for discovered models."
             )
         own = await _written(self._control.change(asked.model, changes)) if changes else None
         return _json(_whole(asked.model, own or self._control.of(asked.model)))

@@ -39,7 +39,7 @@ class ParsedCompletion(ParsedRequest):
         special = self.completion.add_special_tokens is not False
         return await text_prompts(self._inputs, model, "prompt", add_special_tokens=special)
 
-    def kept(self, collected: Sequence[Collected], model: ServedModel) -> Sequence[Collected]:
+    def best_of(self, collected: Sequence[Collected], model: ServedModel) -> Sequence[Collected]:
         """Return the best answers to each prompt: those whose tokens are the likeliest on average.
 
         Raises:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from dynamo_core import EMBED, RERANK, SCORE
 from dynamo_core.errors import ModelNotFound, Unavailable
-from dynamo_core.protocol import CHAT, COMPLETIONS, shown
+from dynamo_core.protocol import CHAT, COMPLETIONS, truncated
 from dynamo_generation.answers.render import encode
 from dynamo_http import principal_of
 
@@ -45,7 +45,7 @@ class ModelLists:
         for model in self._list(http):
             if model.name == name:
                 return _json(self._entry(model, int(time.time())))
-        raise ModelNotFound(f"Model not found: '{shown(name)}'")
+        raise ModelNotFound(f"Model not found: '{truncated(name)}'")
 
     async def ready(self, http: web.Request) -> web.Response:
         """Return whether a model can be asked now: 200 or 503, and if not, what is missing."""
@@ -54,7 +54,7 @@ class ModelLists:
             # What a key is not for is as good as not there.
             model = self._models.get(name if principal_of(http).allows(name) else "")
         except ModelNotFound as error:
-            raise ModelNotFound(f"Model not found: '{shown(name)}'") from error
+            raise ModelNotFound(f"Model not found: '{truncated(name)}'") from error
         except Unavailable as error:
             return _json(_readiness(name, error.message, self._models.missing_roles(name)), ready=False)
         missing = model.missing_roles

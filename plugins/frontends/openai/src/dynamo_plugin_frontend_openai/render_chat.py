@@ -40,7 +40,7 @@ class ChatRenderer:
         self._tail = b'%b,"finish_reason":null}]}\n\n' % self._no_scores
         self._text_tail = b'"}' + self._tail
 
-    def opening(self, choice: Choice) -> bytes:
+    def leading_events(self, choice: Choice) -> bytes:
         """Return the delta that names the role."""
         return b'%b{"role":"assistant"}%b' % (self._prefixes[choice.index], self._tail)
 

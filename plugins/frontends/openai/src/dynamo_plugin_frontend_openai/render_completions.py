@@ -42,7 +42,7 @@ class CompletionRenderer:
         self._tails = [b'","index":%d,"logprobs":' % index for index in range(len(echoes))]
         self._text_tails = [tail + b'null,"finish_reason":null}]}\n\n' for tail in self._tails]
 
-    def opening(self, choice: Choice) -> bytes:
+    def leading_events(self, choice: Choice) -> bytes:
         """Return the prompt, if it is to be repeated."""
         echo = self._echoes[choice.index]
         return self._prefix + encode(echo)[1:-1] + self._text_tails[choice.index] if echo else b""

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from dynamo_core import HttpRoute, ListenerName
 from dynamo_core.errors import ModelNotFound
-from dynamo_core.protocol import format_instance_id, shown
+from dynamo_core.protocol import format_instance_id, truncated
 from dynamo_generation.bodies.reading import read_body
 from dynamo_generation.endpoints.conversation import ChatDependencies
 from dynamo_generation.prompts.preprocess import to_engine
@@ -66,7 +66,7 @@ class RouteExplanations:
         try:
             return self._models.get(name if isinstance(name, str) else "")
         except ModelNotFound as error:
-            raise ModelNotFound(f"Model not found: '{shown(str(name))}'", cause=error) from error
+            raise ModelNotFound(f"Model not found: '{truncated(str(name))}'", cause=error) from error
 
     def _parse(self, raw: dict[str, Any], model: ServedModel) -> ParsedRequest:
         """Return the checked body.

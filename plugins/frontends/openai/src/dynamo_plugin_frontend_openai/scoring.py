@@ -14,7 +14,7 @@ from dynamo_core.errors import NotSupported
 from dynamo_generation.answers.render import encode
 from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
-from dynamo_generation.prompts.prompt_room import PromptRoom
+from dynamo_generation.prompts.prompt_room import PromptBudget
 from dynamo_generation.requests import end_user, fields
 from dynamo_generation.requests.common import invalid
 from msgspec import UNSET, UnsetType
@@ -241,12 +241,12 @@ class _Scoring(ModelEndpoint[ParsedT]):
         """Return one score per document, and how many tokens the texts had."""
         model, request = exchange.model, parsed.request
         model.precheck(exchange.principal)
-        first, second = (PromptRoom(model, name, answer=0) for name in parsed.names)
+        first, second = (PromptBudget(model, name, answer=0) for name in parsed.names)
         most = request.truncate_prompt_tokens
         queries = await first.shorten(parsed.queries, (request.max_tokens_per_query, most))
         documents = await second.shorten(parsed.documents, (request.max_tokens_per_doc, most))
         # For admission and routing. What the model gets, pairs or single texts, the engine makes.
-        tokens = await PromptRoom(model, parsed.names[1], counted=True).encode("\n".join([*queries, *documents]))
+        tokens = await PromptBudget(model, parsed.names[1], counted=True).encode("\n".join([*queries, *documents]))
         exchange.inflight.prompt_tokens(len(tokens))
         await exchange.release_body()
         output = await model.score(

@@ -14,7 +14,7 @@ from dynamo_generation.answers.render import encode
 from dynamo_generation.bodies.decode import to_struct
 from dynamo_generation.endpoints.conversation import ChatDependencies
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
-from dynamo_generation.prompts.prompt_room import PromptRoom
+from dynamo_generation.prompts.prompt_room import PromptBudget
 from dynamo_generation.requests import fields
 from dynamo_generation.requests.common import U32, invalid
 from dynamo_generation.requests.ignored import IgnoredFields
@@ -164,7 +164,7 @@ class TokenizeEndpoint(_OfTokenizer[ParsedTokenize]):
         model, request = exchange.model, parsed.request
         if parsed.chat is None:
             special = request.add_special_tokens is not False
-            room = PromptRoom(model, "prompt", counted=True)
+            room = PromptBudget(model, "prompt", counted=True)
             tokens = await room.encode(request.prompt or "", add_special_tokens=special)
         else:
             parsed.chat.check_for_tokens()

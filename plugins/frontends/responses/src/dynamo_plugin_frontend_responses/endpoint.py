@@ -19,7 +19,7 @@ from dynamo_generation.prompts.preprocess import Prompt
 from dynamo_generation.requests import end_user
 from dynamo_http import principal_of
 
-from dynamo_plugin_frontend_responses.memory import Recalled, ResponseMemory
+from dynamo_plugin_frontend_responses.memory import RecalledInput, ResponseMemory
 from dynamo_plugin_frontend_responses.render import ID_PREFIX, ResponseRenderer
 from dynamo_plugin_frontend_responses.requests import (
     ENCRYPTED_REASONING,
@@ -52,7 +52,7 @@ class ParsedResponse(TranslatedRequest):
         request: InputTokensRequest,
         raw: dict[str, Any],
         chats: ChatDependencies,
-        recalled: Recalled | None = None,
+        recalled: RecalledInput | None = None,
     ) -> None:
         self.recalled = recalled
         self._tools = ResponseTools.of(request.tools or ())
@@ -93,10 +93,10 @@ class ResponsesEndpoint(ConversationEndpoint[ParsedResponse]):
         if isinstance(renderer, ResponseRenderer):
             # The last event of a stream that breaks holds the response as far as it came.
             exchange.broken = renderer.failed
-            exchange.seal = self._seal(parsed, renderer)
+            exchange.finalize = self._finalize(parsed, renderer)
         return await super()._stream(exchange, parsed, prompts, renderer, answer)
 
-    def _seal(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> Callable[[], Awaitable[bytes]] | None:
+    def _finalize(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> Callable[[], Awaitable[bytes]] | None:
         """Return what makes the last event of a stream, if something has to be done before it."""
         return None
 
@@ -107,7 +107,7 @@ class InputTokensEndpoint(CountingEndpoint):
     ENDPOINT = "input_tokens"
     BODY: ClassVar[type[InputTokensRequest]] = InputTokensRequest
     PASSIVE = INPUT_TOKENS_PASSIVE
-    ALSO: ClassVar[dict[str, Any]] = {"object": "response.input_tokens"}
+    EXTRA_FIELDS: ClassVar[dict[str, Any]] = {"object": "response.input_tokens"}
 
     def check(self, raw: dict[str, Any]) -> ParsedResponse:
         """Check a body."""
@@ -134,15 +134,15 @@ class RememberingResponsesEndpoint(ResponsesEndpoint):
     async def _check(self, http: web.Request, body: Body) -> ParsedResponse:
         return await _recalling(self, self.BODY, http, body, self._responses, self._chats)
 
-    def _seal(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> Callable[[], Awaitable[bytes]] | None:
+    def _finalize(self, parsed: ParsedResponse, renderer: ResponseRenderer) -> Callable[[], Awaitable[bytes]] | None:
         if parsed.recalled is None or not parsed.recalled.keeps:
             return None
-        renderer.seals = True
+        renderer.finalizes = True
 
-        async def seal() -> bytes:
-            return renderer.sealed(await self._kept(parsed, renderer))
+        async def finalize() -> bytes:
+            return renderer.finalized(await self._kept(parsed, renderer))
 
-        return seal
+        return finalize
 
     async def _collect(
         self, exchange: Exchange, parsed: ParsedResponse, prompts: Sequence[Prompt], renderer: Renderer, answer: Answer
@@ -228,7 +228,7 @@ def _echo(raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _stored_echo(raw: dict[str, Any], recalled: Recalled) -> dict[str, Any]:
+def _stored_echo(raw: dict[str, Any], recalled: RecalledInput) -> dict[str, Any]:
     """Return what a response tells of being stored."""
     conversation = recalled.conversation
     return {"store": recalled.stores, "conversation": None if conversation is None else {"id": conversation.id}}

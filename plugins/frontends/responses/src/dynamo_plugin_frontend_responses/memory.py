@@ -60,7 +60,7 @@ class StoreAway(Unavailable):
 
 
 @dataclass(slots=True)
-class Recalled:
+class RecalledInput:
     """The resolved references of a request: the earlier items, and its own with references replaced."""
 
     owner: str
@@ -108,14 +108,14 @@ class ResponseMemory:
 
     async def recall(
         self, raw: Mapping[str, Any], principal: Principal, size: int, *, counts: bool = False
-    ) -> Recalled:
+    ) -> RecalledInput:
         """Return what a checked body of `size` bytes refers to. One that only `counts` its tokens keeps nothing.
 
         Raises:
             InvalidArgument: a response, a conversation or an item is not there, or it is more than may be read.
             StoreAway: it cannot be read now.
         """
-        recalled = Recalled(owner_of(principal), stores=not counts and raw.get("store") is not False, size=size)
+        recalled = RecalledInput(owner_of(principal), stores=not counts and raw.get("store") is not False, size=size)
         previous, conversation = raw.get("previous_response_id"), raw.get("conversation")
         if previous is not None and conversation is not None:
             raise invalid("Give either `previous_response_id` or `conversation`, not both", "conversation")
@@ -143,7 +143,7 @@ class ResponseMemory:
 
     async def input_of(self, owner: str, turn: Turn) -> list[Item]:
         """Return what the model was shown for a response, the oldest first, without what is not there any more."""
-        recalled = Recalled(owner, stores=False)
+        recalled = RecalledInput(owner, stores=False)
         before = await self._before(recalled, turn, strict=False) or []
         return await self._resolved(recalled, before + turn.input, strict=False)
 
@@ -157,13 +157,13 @@ class ResponseMemory:
 
     async def items_of(self, owner: str, id: str) -> list[Item]:
         """Return the items of a conversation, the oldest first."""
-        recalled = Recalled(owner, stores=False)
+        recalled = RecalledInput(owner, stores=False)
         _, items = await self._conversation_items(recalled, id)
         return await self._resolved(recalled, items, strict=False)
 
     # What is written.
 
-    async def keep(self, recalled: Recalled, response: dict[str, Any]) -> bool:
+    async def keep(self, recalled: RecalledInput, response: dict[str, Any]) -> bool:
         """Write a finished response, and its turn of a conversation.
 
         Whether it is stored: it may not be, if the policy is to let answers pass.
@@ -227,7 +227,7 @@ class ResponseMemory:
         conversation, _ = await self._conversation(owner, id)
 
         async def attempt() -> Conversation | None:
-            recalled = Recalled(owner, stores=False)
+            recalled = RecalledInput(owner, stores=False)
             keys = conversation.keys()
             for key, data in zip(keys, await self._load(recalled, keys), strict=True):
                 items = items_of_record(key, data)
@@ -245,7 +245,7 @@ class ResponseMemory:
 
     # Inside.
 
-    async def _recall_chain(self, recalled: Recalled, previous: str) -> None:
+    async def _recall_chain(self, recalled: RecalledInput, previous: str) -> None:
         try:
             parent, size = await self._turn(recalled.owner, previous)
         except HttpFault as error:
@@ -266,7 +266,7 @@ class ResponseMemory:
             raise HttpFault(404, f"Response with id '{id[:80]}' not found.")
         return turn, len(data)
 
-    async def _before(self, recalled: Recalled, turn: Turn, *, strict: bool = True) -> list[Item] | None:
+    async def _before(self, recalled: RecalledInput, turn: Turn, *, strict: bool = True) -> list[Item] | None:
         """Return the items before a turn; None if some are not there any more, unless they may be left out."""
         chain = await self._ancestors(recalled, turn)
         first = chain[0] if chain else turn
@@ -282,7 +282,7 @@ class ResponseMemory:
                 return None
         return items
 
-    async def _ancestors(self, recalled: Recalled, turn: Turn) -> list[Turn | None]:
+    async def _ancestors(self, recalled: RecalledInput, turn: Turn) -> list[Turn | None]:
         """Return those before a turn of a chain, the oldest first; None where one is not there any more."""
         chain: list[Turn | None] = []
         near = turn.near
@@ -297,7 +297,7 @@ class ResponseMemory:
             near = oldest.near
         return chain
 
-    async def _conversation_items(self, recalled: Recalled, id: str) -> tuple[Conversation, list[Item]]:
+    async def _conversation_items(self, recalled: RecalledInput, id: str) -> tuple[Conversation, list[Item]]:
         conversation, _ = await self._conversation(recalled.owner, id)
         self._check_length(conversation.batches)
         keys = conversation.keys()
@@ -352,7 +352,7 @@ class ResponseMemory:
                 f"Conversation '{id[:80]}' is written to by too many requests at the same time: please retry"
             ) from error
 
-    async def _resolved(self, recalled: Recalled, items: Sequence[Item], *, strict: bool = True) -> list[Item]:
+    async def _resolved(self, recalled: RecalledInput, items: Sequence[Item], *, strict: bool = True) -> list[Item]:
         """Return items with those in the place of references that are named by them."""
         named = [item["id"] for item in items if is_reference(item)]
         if not named:
@@ -383,7 +383,7 @@ class ResponseMemory:
                 field="input",
             )
 
-    async def _load(self, recalled: Recalled, keys: Sequence[str]) -> list[bytes | None]:
+    async def _load(self, recalled: RecalledInput, keys: Sequence[str]) -> list[bytes | None]:
         """Return records in steps, as long as they are not more than may be read for one request."""
         found: list[bytes | None] = []
         for at in range(0, len(keys), NEAR):

@@ -12,10 +12,10 @@ from dynamo_generation.answers.render import Collected, Identity, encode, verdic
 from dynamo_generation.bodies.decode import object_of
 from dynamo_generation.choices.choice import Choice
 from dynamo_generation.choices.parsed import is_object
-from dynamo_generation.requests.thoughts import packed
+from dynamo_generation.requests.thoughts import pack_thoughts
 from dynamo_generation.requests.tools import FUNCTION
 
-from dynamo_plugin_frontend_responses.tools import CUSTOM, INPUT, NATIVE, Called
+from dynamo_plugin_frontend_responses.tools import CUSTOM, INPUT, NATIVE, ToolIdentity
 
 ID_PREFIX = "resp_"
 _ITEM_PREFIXES = {Kind.TEXT: "msg_", Kind.REASONING: "rs_"}
@@ -35,13 +35,18 @@ class ResponseRenderer(BlockRenderer):
     """
 
     def __init__(
-        self, identity: Identity, echo: dict[str, Any], called: Mapping[str, Called], *, packs_reasoning: bool = False
+        self,
+        identity: Identity,
+        echo: dict[str, Any],
+        called: Mapping[str, ToolIdentity],
+        *,
+        packs_reasoning: bool = False,
     ) -> None:
         super().__init__(identity)
         self._echo = echo
         self._called = called
-        #: Whether the last event is made by `sealed`, and the usage that it tells.
-        self.seals = False
+        #: Whether the last event is made by `finalized`, and the usage that it tells.
+        self.finalizes = False
         self._usage: dict[str, Any] | None = None
         self._packs_reasoning = packs_reasoning
         #: Every event has a number.
@@ -49,7 +54,7 @@ class ResponseRenderer(BlockRenderer):
         #: Of the last item, which alone may have been cut off.
         self._last_status = _IN_PROGRESS
 
-    def opening(self, choice: Choice) -> bytes:
+    def leading_events(self, choice: Choice) -> bytes:
         """Return the events that begin the response."""
         return self._opened()
 
@@ -64,13 +69,13 @@ class ResponseRenderer(BlockRenderer):
     def usage(self, usage: dict[str, Any]) -> bytes:
         """Return the whole response, unless that is sealed."""
         self._usage = usage
-        return b"" if self.seals else self.sealed(self.whole())
+        return b"" if self.finalizes else self.finalized(self.whole())
 
     def whole(self) -> dict[str, Any]:
         """Return the whole response, once its usage is known."""
         return self._response(self._usage)
 
-    def sealed(self, response: dict[str, Any]) -> bytes:
+    def finalized(self, response: dict[str, Any]) -> bytes:
         """Return the event of the whole response."""
         return self._event(f"response.{response['status']}", response=response)
 
@@ -189,7 +194,7 @@ class ResponseRenderer(BlockRenderer):
             return item | {"call_id": call.id, **self._call(call.name, text)}
         content = [] if text is None else [_part(block.kind, text)]
         if block.kind is Kind.REASONING:
-            opaque = {"encrypted_content": packed(text)} if self._packs_reasoning and text is not None else {}
+            opaque = {"encrypted_content": pack_thoughts(text)} if self._packs_reasoning and text is not None else {}
             return item | {"type": "reasoning", "summary": [], "content": content, **opaque}
         return item | {"type": "message", "role": "assistant", "content": content}
 
@@ -198,7 +203,7 @@ class ResponseRenderer(BlockRenderer):
 
         `text` is the arguments, None as long as there are none.
         """
-        called = self._called.get(name) or Called(FUNCTION, name)
+        called = self._called.get(name) or ToolIdentity(FUNCTION, name)
         namespace = {} if called.namespace is None else {"namespace": called.namespace}
         if called.type == CUSTOM:
             value = None if text is None else _object(text).get(INPUT)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from dynamo_generation.requests.thoughts import unpacked
+from dynamo_generation.requests.thoughts import unpack_thoughts
 from dynamo_generation.requests.tools import FUNCTION
 
 from dynamo_plugin_frontend_responses.requests import (
@@ -127,7 +127,7 @@ def _add(answer: dict[str, Any], item: ResponseItem, tools: ResponseTools) -> No
         call = {"id": item.call_id, "type": FUNCTION, FUNCTION: {"name": name, "arguments": arguments}}
         answer.setdefault("tool_calls", []).append(call)
     elif item.kind == REASONING:
-        thoughts = text_of(item.content) or unpacked(item.encrypted_content) or text_of(item.summary)
+        thoughts = text_of(item.content) or unpack_thoughts(item.encrypted_content) or text_of(item.summary)
         answer["reasoning_content"] = answer.get("reasoning_content", "") + thoughts
     else:
         answer["content"] = (answer["content"] or "") + text_of(item.content)

@@ -113,7 +113,7 @@ class ResponseToolChoice(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Called:
+class ToolIdentity:
     """The tool behind a function of the model: its type and name, perhaps in a namespace."""
 
     type: str
@@ -126,7 +126,7 @@ class ResponseTools:
     """The tools of a request. `functions` are shown to the model, `called` maps each to its tool, by name."""
 
     functions: list[dict[str, Any]] = field(default_factory=list)
-    called: dict[str, Called] = field(default_factory=dict)
+    called: dict[str, ToolIdentity] = field(default_factory=dict)
     #: The places of tools that no model is shown.
     left_out: list[str] = field(default_factory=list)
 
@@ -166,7 +166,7 @@ class ResponseTools:
         function = shown_name(name, namespace)
         if function in self.called:
             raise invalid(f"Two tools have the name '{function}'", f"{path}.name")
-        self.called[function] = Called(tool.type, name, namespace)
+        self.called[function] = ToolIdentity(tool.type, name, namespace)
         self.functions.append({"type": FUNCTION, FUNCTION: {"name": function, **_function(tool)}})
 
 

@@ -15,7 +15,7 @@ from dynamo_plugin_parsers_standard.names import known_names
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class CallStart:
     """The known parts of a call at the start of its body. `before` is its markup so far."""
 
     sink: CallSink
@@ -28,25 +28,25 @@ class Opened:
 
 
 #: Makes the reader of a body.
-Body: TypeAlias = Callable[[Opened], CallReader]
+Body: TypeAlias = Callable[[CallStart], CallReader]
 
 
-def json_object(opened: Opened) -> CallReader:
+def json_object(opened: CallStart) -> CallReader:
     """Parse a call that is an object with its name and its arguments."""
     return CallObject(opened.sink, opened.before)
 
 
-def known_object(opened: Opened) -> CallReader:
+def known_object(opened: CallStart) -> CallReader:
     """Return the same, of a tool of the request."""
     return CallObject(opened.sink, opened.before, known_names(opened.tools))
 
 
-def json_array(opened: Opened) -> CallReader:
+def json_array(opened: CallStart) -> CallReader:
     """Parse calls that are objects in a list."""
     return CallArray(opened.sink, opened.before)
 
 
-def json_arguments(opened: Opened) -> CallReader:
+def json_arguments(opened: CallStart) -> CallReader:
     """Parse a body that is the object of the arguments. The header had the name."""
     return CallArguments(opened.sink, opened.name, opened.id, opened.before)
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from dynamo_text import MAX_DEPTH, CallReader, Progress
 
-from dynamo_plugin_parsers_standard.formats import Opened
+from dynamo_plugin_parsers_standard.formats import CallStart
 from dynamo_plugin_parsers_standard.scan import end_of, find_tag, may_begin, skip_white
 from dynamo_plugin_parsers_standard.schema_values import STRING, ParameterTypes, Types, json_of, string
 
@@ -29,7 +29,7 @@ class GemmaCall(CallReader):
     strings where the schema of the tool asks for something else, are told at their end.
     """
 
-    def __init__(self, quote: str, opened: Opened) -> None:
+    def __init__(self, quote: str, opened: CallStart) -> None:
         self.progress = Progress.OPEN
         self.reported = False
         self._sink = opened.sink
@@ -226,10 +226,10 @@ class GemmaCall(CallReader):
         return self._parameters
 
 
-def braces(quote: str) -> Callable[[Opened], CallReader]:
+def braces(quote: str) -> Callable[[CallStart], CallReader]:
     """Return the body of calls whose strings stand between these tags."""
 
-    def body(opened: Opened) -> CallReader:
+    def body(opened: CallStart) -> CallReader:
         return GemmaCall(quote, opened)
 
     return body

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from dynamo_core import DeltaWriter, ModelText, ParserDelta, ToolCallParser
 from dynamo_text import CallReader, Progress, surplus_kind
 
-from dynamo_plugin_parsers_standard.formats import Body, CallFormat, Opened
+from dynamo_plugin_parsers_standard.formats import Body, CallFormat, CallStart
 from dynamo_plugin_parsers_standard.scan import Scanner, State, Tags, skip_white
 from dynamo_plugin_parsers_standard.signs import TOOL_SIGNS, recognize
 
@@ -314,7 +314,7 @@ class FormatParser(ToolCallParser):
 
     def _read(self, body: Body, before: str, name: str = "", id: str | None = None) -> None:
         in_section = self._in_section or self._section_begun
-        self._reader = body(Opened(self._out, self.tools, before, name, id, in_section))
+        self._reader = body(CallStart(self._out, self.tools, before, name, id, in_section))
         self._enter(self._reading)
 
     def _give_up(self, shown: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dynamo_text import MAX_DEPTH, CallReader, CallSink, Progress
 
-from dynamo_plugin_parsers_standard.formats import Opened
+from dynamo_plugin_parsers_standard.formats import CallStart
 from dynamo_plugin_parsers_standard.names import known_names
 from dynamo_plugin_parsers_standard.scan import skip_white
 from dynamo_plugin_parsers_standard.schema_values import json_of_literal, python_expression
@@ -177,17 +177,17 @@ class PythonCalls(CallReader):
         return at + 1
 
 
-def python_call(opened: Opened) -> CallReader:
+def python_call(opened: CallStart) -> CallReader:
     """Parse a call written in Python."""
     return PythonCall(opened.sink, opened.before, bool)
 
 
-def known_python_call(opened: Opened) -> CallReader:
+def known_python_call(opened: CallStart) -> CallReader:
     """Return the same, of a tool of the request."""
     return PythonCall(opened.sink, opened.before, known_names(opened.tools))
 
 
-def python_list(opened: Opened) -> CallReader:
+def python_list(opened: CallStart) -> CallReader:
     """Parse calls that are a list in Python, of tools of the request."""
     return PythonCalls(opened.sink, opened.before, known_names(opened.tools))
 

@@ -15,7 +15,7 @@ from dynamo_plugin_parsers_standard.response_template import (
     CALLS,
     CONTENT,
     REASONING,
-    Described,
+    DescribedParser,
     Field,
     Template,
     distinct,
@@ -55,7 +55,7 @@ _NO_TAGS = Tags(())
 _NOTHING = _Regions({}, _NO_TAGS, _Region(CONTENT, _NO_TAGS), re.compile(r"(?!)"), None)
 
 
-class TemplateReasoningParser(Described, ReasoningParser):
+class TemplateReasoningParser(DescribedParser, ReasoningParser):
     """Reasoning between the tags of the template, wherever it stands. Calls are content, as they were written.
 
     White space beside the tags of reasoning belongs to them. The prompt is read from the last beginning of a message of

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 from dynamo_core import ModelText
-from dynamo_core.protocol import shown
+from dynamo_core.protocol import truncated
 
 from dynamo_plugin_parsers_standard.formats import CallFormat, Header, Section, json_arguments, json_array, json_object
 from dynamo_plugin_parsers_standard.gemma import braces
@@ -93,7 +93,7 @@ def read_template(model: ModelText) -> Template | None:
     return template
 
 
-class Described:
+class DescribedParser:
     """The base of both kinds of parsers that a template describes."""
 
     NAME = RESPONSE_TEMPLATE
@@ -142,10 +142,10 @@ class Described:
             template = read_template(model)
             return None if template is None else cls.facts(template, model)
         except ValueError as error:
-            raise ValueError(shown(str(error), _LONGEST)) from None
+            raise ValueError(truncated(str(error), _LONGEST)) from None
 
 
-class TemplateParser(Described, FormatParser):
+class TemplateParser(DescribedParser, FormatParser):
     """Calls as the model's `response_template` says."""
 
     SAYS = "how it calls tools"

@@ -9,7 +9,7 @@ from dynamo_core import ModelText
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class FormatMarkers:
     """The texts that a model's chat template has and lacks.
 
     A broader format lists the markup of narrower ones as lacking.
@@ -33,7 +33,7 @@ class Signs:
         return f"its template has {' and '.join(map(repr, (*self.needs, *found)))}"
 
 
-SignTable = Mapping[str, Signs]
+SignTable = Mapping[str, FormatMarkers]
 
 _THINK = ("<think>", "</think>")
 _NEMOTRON = ("detailed thinking", "<SPECIAL_10>", "<SPECIAL_12>", "truncate_history_thinking")
@@ -41,52 +41,52 @@ _OLMO = ("Olmo", "OLMo", "<functions>")
 
 
 TOOL_SIGNS: SignTable = {
-    "hermes": Signs(("<tool_call>", "</tool_call>"), without=("<function=", "<arg_key>")),
-    "qwen3_coder": Signs(("<tool_call>", "<function=", "<parameter=")),
-    "glm45": Signs(("<tool_call>", "<arg_key>", "<arg_value>"), without=("</arg_key><arg_value>",)),
-    "glm47": Signs(("<tool_call>", "</arg_key><arg_value>")),
-    "llama3_json": Signs(("dictionary of argument name and its value",)),
-    "llama4_pythonic": Signs(
+    "hermes": FormatMarkers(("<tool_call>", "</tool_call>"), without=("<function=", "<arg_key>")),
+    "qwen3_coder": FormatMarkers(("<tool_call>", "<function=", "<parameter=")),
+    "glm45": FormatMarkers(("<tool_call>", "<arg_key>", "<arg_value>"), without=("</arg_key><arg_value>",)),
+    "glm47": FormatMarkers(("<tool_call>", "</arg_key><arg_value>")),
+    "llama3_json": FormatMarkers(("dictionary of argument name and its value",)),
+    "llama4_pythonic": FormatMarkers(
         ("<|header_start|>",),
         without=("dictionary of argument name and its value",),
         one_of=("[func_name1(params_name1=", "<|python_start|>"),
     ),
-    "pythonic": Signs(("[func_name1(params_name1=",), without=("<|header_start|>",)),
-    "mistral": Signs(("[TOOL_CALLS]",)),
-    "deepseek_v3": Signs(("<｜tool▁call▁begin｜>", "```json")),
-    "deepseek_v31": Signs(("<｜tool▁call▁begin｜>",), without=("```json", "｜DSML｜")),
-    "deepseek_v32": Signs(("｜DSML｜", "function_calls")),
-    "kimi_k2": Signs(("<|tool_calls_section_begin|>",)),
-    "minimax_m2": Signs(("<minimax:tool_call>",)),
-    "gpt_oss": Signs(("<|channel|>", "<|message|>", "<|call|>")),
-    "functiongemma": Signs(("<start_function_call>",)),
-    "gemma4": Signs(("<|tool_call>", "<tool_call|>")),
-    "granite": Signs(("<|start_of_role|>", "<|tool_call|>"), without=("</tool_call>",)),
-    "granite_20b_fc": Signs(("<function_call>",)),
-    "phi4_mini": Signs(("<|tool|>", "<|/tool|>")),
-    "nemotron": Signs(("<TOOLCALL>",)),
-    "olmo3": Signs(("<function_calls>",)),
-    "seed_oss": Signs(("<seed:tool_call>",)),
-    "tool_code": Signs(("```tool_code",)),
+    "pythonic": FormatMarkers(("[func_name1(params_name1=",), without=("<|header_start|>",)),
+    "mistral": FormatMarkers(("[TOOL_CALLS]",)),
+    "deepseek_v3": FormatMarkers(("<｜tool▁call▁begin｜>", "```json")),
+    "deepseek_v31": FormatMarkers(("<｜tool▁call▁begin｜>",), without=("```json", "｜DSML｜")),
+    "deepseek_v32": FormatMarkers(("｜DSML｜", "function_calls")),
+    "kimi_k2": FormatMarkers(("<|tool_calls_section_begin|>",)),
+    "minimax_m2": FormatMarkers(("<minimax:tool_call>",)),
+    "gpt_oss": FormatMarkers(("<|channel|>", "<|message|>", "<|call|>")),
+    "functiongemma": FormatMarkers(("<start_function_call>",)),
+    "gemma4": FormatMarkers(("<|tool_call>", "<tool_call|>")),
+    "granite": FormatMarkers(("<|start_of_role|>", "<|tool_call|>"), without=("</tool_call>",)),
+    "granite_20b_fc": FormatMarkers(("<function_call>",)),
+    "phi4_mini": FormatMarkers(("<|tool|>", "<|/tool|>")),
+    "nemotron": FormatMarkers(("<TOOLCALL>",)),
+    "olmo3": FormatMarkers(("<function_calls>",)),
+    "seed_oss": FormatMarkers(("<seed:tool_call>",)),
+    "tool_code": FormatMarkers(("```tool_code",)),
 }
 
 REASONING_SIGNS: SignTable = {
-    "qwen3": Signs(
+    "qwen3": FormatMarkers(
         ("<|im_start|>", "<tool_call>"), without=("<minimax:tool_call>", "[gMASK]", *_NEMOTRON, *_OLMO), one_of=_THINK
     ),
-    "deepseek_r1": Signs(("<｜Assistant｜>", "</think>"), without=("thinking is defined",)),
-    "deepseek_v31": Signs(("<｜Assistant｜>", "</think>", "thinking is defined")),
-    "glm45": Signs(("[gMASK]",), one_of=_THINK),
-    "minimax_m2": Signs(("<minimax:tool_call>",), one_of=_THINK),
-    "kimi_k2": Signs(("<|im_middle|>",), one_of=(*_THINK, "◁think▷")),
-    "gpt_oss": Signs(("<|channel|>", "<|message|>", "<|start|>")),
-    "granite": Signs(("<|start_of_role|>",), one_of=("my thought process", *_THINK)),
-    "mistral": Signs(("[THINK]",)),
-    "olmo3": Signs(("<think>",), one_of=_OLMO),
-    "nemotron": Signs(("<think>",), one_of=_NEMOTRON),
-    "seed_oss": Signs(("<seed:think>",)),
-    "gemma4": Signs(("<|channel>", "<channel|>")),
-    "think": Signs((), one_of=_THINK, fallback=True),
+    "deepseek_r1": FormatMarkers(("<｜Assistant｜>", "</think>"), without=("thinking is defined",)),
+    "deepseek_v31": FormatMarkers(("<｜Assistant｜>", "</think>", "thinking is defined")),
+    "glm45": FormatMarkers(("[gMASK]",), one_of=_THINK),
+    "minimax_m2": FormatMarkers(("<minimax:tool_call>",), one_of=_THINK),
+    "kimi_k2": FormatMarkers(("<|im_middle|>",), one_of=(*_THINK, "◁think▷")),
+    "gpt_oss": FormatMarkers(("<|channel|>", "<|message|>", "<|start|>")),
+    "granite": FormatMarkers(("<|start_of_role|>",), one_of=("my thought process", *_THINK)),
+    "mistral": FormatMarkers(("[THINK]",)),
+    "olmo3": FormatMarkers(("<think>",), one_of=_OLMO),
+    "nemotron": FormatMarkers(("<think>",), one_of=_NEMOTRON),
+    "seed_oss": FormatMarkers(("<seed:think>",)),
+    "gemma4": FormatMarkers(("<|channel>", "<channel|>")),
+    "think": FormatMarkers((), one_of=_THINK, fallback=True),
 }
 
 

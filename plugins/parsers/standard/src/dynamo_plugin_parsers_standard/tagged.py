@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from dynamo_text import CallReader, Progress
 
-from dynamo_plugin_parsers_standard.formats import Opened
+from dynamo_plugin_parsers_standard.formats import CallStart
 from dynamo_plugin_parsers_standard.names import known_names
 from dynamo_plugin_parsers_standard.scan import Tags, end_of, may_begin, skip_white
 from dynamo_plugin_parsers_standard.schema_values import LONGEST_NULL, STRING, ParameterTypes, Types, json_of, string
@@ -58,7 +58,7 @@ class TaggedCall(CallReader):
     The schema of the tool decides about the types of values. A string is told as it comes, other values at their end.
     """
 
-    def __init__(self, syntax: TaggedSyntax, opened: Opened, accepts: Callable[[str], bool] = bool) -> None:
+    def __init__(self, syntax: TaggedSyntax, opened: CallStart, accepts: Callable[[str], bool] = bool) -> None:
         self.progress = Progress.OPEN
         self.reported = False
         self._sink = opened.sink
@@ -240,13 +240,13 @@ class TaggedCall(CallReader):
             self._end_value()
         else:
             self._report_early()
-        self._tell(f"{', ' if self._given else '{'}{string(key)}: ")
+        self._emit(f"{', ' if self._given else '{'}{string(key)}: ")
         self._given.add(key)
         types, by_tag = self._schema().of(key), self._tag_types
         self._types = by_tag if types is None or (self._syntax.typed and by_tag <= types) else types
         self._parts = None if self._types == STRING else []
         if self._parts is None:
-            self._tell('"')
+            self._emit('"')
         self._length = 0
         self._first = self._syntax.newlines
         self._newline = ""
@@ -264,28 +264,28 @@ class TaggedCall(CallReader):
             self._newline = "\n" if text.endswith("\n") else ""
             text = text.removesuffix("\n")
         if self._parts is None:
-            self._tell(string(text)[1:-1])
+            self._emit(string(text)[1:-1])
             return
         self._parts.append(text)
         self._length += len(text)
         if self._types == _NULLABLE_STRING and self._length > LONGEST_NULL:
-            self._tell(string("".join(self._parts))[:-1])
+            self._emit(string("".join(self._parts))[:-1])
             self._parts = None
 
     def _end_value(self, *, cut_off: bool = False) -> None:
         if self._parts is not None:
-            self._tell(json_of("".join(self._parts), self._types))
+            self._emit(json_of("".join(self._parts), self._types))
         elif not cut_off:
-            self._tell('"')
+            self._emit('"')
         self._parts = None
 
     def _end_call(self) -> None:
         if self._given:
             self._end_value()
-            self._tell("}")
+            self._emit("}")
         else:
             self._report_early()
-            self._tell("{}")
+            self._emit("{}")
         if self._sink.buffered:
             self._report()
             self._sink.arguments("".join(self._waiting))
@@ -300,17 +300,17 @@ class TaggedCall(CallReader):
         self.reported = True
         self._raw.clear()
 
-    def _tell(self, text: str) -> None:
+    def _emit(self, text: str) -> None:
         if self._sink.buffered:
             self._waiting.append(text)
         else:
             self._sink.arguments(text)
 
 
-def tagged(syntax: TaggedSyntax) -> Callable[[Opened], CallReader]:
+def tagged(syntax: TaggedSyntax) -> Callable[[CallStart], CallReader]:
     """Return the body of calls in these tags."""
 
-    def body(opened: Opened) -> CallReader:
+    def body(opened: CallStart) -> CallReader:
         doubtful = syntax.doubtful and not opened.in_section
         return TaggedCall(syntax, opened, known_names(opened.tools) if doubtful else bool)
 

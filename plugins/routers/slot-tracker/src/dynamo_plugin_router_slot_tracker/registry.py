@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed, Refusal, Unknown
-from dynamo_plugin_router_slot_tracker.room import MAX_HELD, Room
+from dynamo_plugin_router_slot_tracker.room import MAX_HELD, HeldCapacity
 from dynamo_plugin_router_slot_tracker.schemas import (
     U32_MAX,
     Addition,
@@ -64,7 +64,7 @@ class Scope:
 
     __slots__ = ("_room", "_tenant", "_weights", "block_size", "owners", "ranks", "requests", "workers")
 
-    def __init__(self, block_size: int, tenant: str, room: Room) -> None:
+    def __init__(self, block_size: int, tenant: str, room: HeldCapacity) -> None:
         self.block_size = block_size
         self._tenant = tenant
         self._room = room
@@ -116,7 +116,7 @@ class Registry:
         self._max_ranks = max_ranks
         self._max_trackers = max_trackers
         self.max_hashes = max_hashes
-        self._room = Room(max_held)
+        self._room = HeldCapacity(max_held)
         self._ranks = 0
         self._scopes: dict[tuple[str, str], Scope] = {}
         #: Seconds between two looks for requests that are too old.

@@ -122,7 +122,7 @@ class Reservations:
     def start(self) -> None:
         """Begin to tell."""
         for number in range(_LANES):
-            self._tasks.spawn(self._tell(), name=f"slot-tracker-{number}")
+            self._tasks.spawn(self._report(), name=f"slot-tracker-{number}")
         self._repeating.spawn(self._frees.run(), name="slot-tracker-frees")
 
     async def aclose(self) -> None:
@@ -158,7 +158,7 @@ class Reservations:
             reservation.known = Stage.FREED
             self._repeat_free(reservation)
 
-    async def _tell(self) -> None:
+    async def _report(self) -> None:
         while True:
             reservation = await self._changed.get()
             try:

@@ -10,7 +10,7 @@ MAX_HELD = 2_097_152
 REQUEST, ID = 4, 128
 
 
-class Room:
+class HeldCapacity:
     """Counts the hashes that tenants hold, and leaves each as much as is free.
 
     One tenant alone may therefore take half, two a third each, and there is always room for one more.

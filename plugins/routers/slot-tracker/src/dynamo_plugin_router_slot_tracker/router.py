@@ -234,9 +234,9 @@ class SlotTrackerRouter(Router):
         """Tell the service of workers that came or went, behind the request's back."""
         changed = self._forgotten or pool.version != self._version
         if changed and not len(self._tasks) and self._client.usable:
-            self._tasks.spawn(self._tell_workers(pool), name="slot-tracker-workers")
+            self._tasks.spawn(self._register_workers(pool), name="slot-tracker-workers")
 
-    async def _tell_workers(self, pool: PoolView) -> None:
+    async def _register_workers(self, pool: PoolView) -> None:
         version, self._forgotten = pool.version, False
         here = set(pool.instances)
         self._refused &= here

@@ -128,7 +128,7 @@ class _NatsSession(Session):
         await self.client.connect(
             [self._server],
             name="dynamo",
-            error_cb=self._told,
+            error_cb=self._on_library_error,
             disconnected_cb=closed,
             closed_cb=closed,
             allow_reconnect=False,
@@ -154,7 +154,7 @@ class _NatsSession(Session):
                 "name the port where NATS clients connect"
             )
 
-    async def _told(self, error: Exception) -> None:
+    async def _on_library_error(self, error: Exception) -> None:
         if isinstance(error, nats.errors.SlowConsumerError):
             self._dropped.inc()
             return

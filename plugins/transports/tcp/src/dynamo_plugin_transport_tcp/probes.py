@@ -110,12 +110,12 @@ class _Asking(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._got += data[:ANSWER_LENGTH]
         if len(self._got) >= ANSWER_LENGTH:
-            self._tell()
+            self._set_answer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._tell()
+        self._set_answer()
 
-    def _tell(self) -> None:
+    def _set_answer(self) -> None:
         if not self.answer.done():
             self.answer.set_result(self._got)
 

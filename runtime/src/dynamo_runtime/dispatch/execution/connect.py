@@ -27,7 +27,7 @@ from dynamo_core.errors import (
     blames_worker,
     retryable,
 )
-from dynamo_core.protocol.reading import shown
+from dynamo_core.protocol.reading import truncated
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
 
@@ -122,7 +122,7 @@ class Connector:
                 return await asking
             except _WorkerRefused as refused:
                 last = refused.error
-        raise exhausted(last)
+        raise no_worker_error(last)
 
     async def _choose(self, hop: Hop, call: WorkerCall, last: DynamoError | None, backoff: Backoff) -> Route:
         """Have the router choose a worker; wait for one where the request has been let in already.
@@ -214,7 +214,7 @@ class Connector:
             outcome = error
             raise
         finally:
-            why = ("", "") if outcome is None else (outcome.kind, shown(outcome.message))
+            why = ("", "") if outcome is None else (outcome.kind, truncated(outcome.message))
             self._events.publish(
                 RequestAttempted(routed.request_id, time.monotonic(), routed.attempt_id, routed.instance_id, *why)
             )
@@ -289,7 +289,7 @@ def _none_left(last: DynamoError | None, call: WorkerCall) -> bool:
     return isinstance(last, WorkerOverloaded) or (last is not None and _asked_all(call))
 
 
-def exhausted(last: DynamoError | None) -> DynamoError:
+def no_worker_error(last: DynamoError | None) -> DynamoError:
     """Return what the client is told when no worker is left to be asked, from why the last one failed."""
     if isinstance(last, WorkerOverloaded):
         return ServiceOverloaded(cause=last)

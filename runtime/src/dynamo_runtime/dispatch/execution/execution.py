@@ -28,7 +28,7 @@ from dynamo_core.errors import (
 )
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import CompletionUsage, LLMEngineOutput
-from dynamo_core.protocol.reading import shown
+from dynamo_core.protocol.reading import truncated
 from dynamo_core.protocol.request import PreprocessedRequest, TraceLink
 from dynamo_core.tasks import TaskSet
 
@@ -499,10 +499,12 @@ class RequestExecution:
         """Return for each group of the plan the calls at its workers; None where none was made."""
         return (self.answer,) if len(self.plan) == 1 else (self.prefill, self.answer)
 
-    def tell_moved(self, events: RequestEventHub, failed_worker: int | None, tokens: int, error: DynamoError) -> None:
+    def publish_moved(
+        self, events: RequestEventHub, failed_worker: int | None, tokens: int, error: DynamoError
+    ) -> None:
         """Tell extensions that a worker which had accepted the request has failed, and that another is sought."""
         if events.active:
-            model, now, reason = self.planner.card.name, time.monotonic(), shown(error.message)
+            model, now, reason = self.planner.card.name, time.monotonic(), truncated(error.message)
             events.publish(
                 RequestMoved(self.ctx.root_id, now, self.ctx.id, model, failed_worker, tokens, error.kind, reason)
             )

@@ -22,7 +22,7 @@ from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
 from dynamo_telemetry.metrics import Metrics
 
-from dynamo_runtime.dispatch.execution.connect import exhausted
+from dynamo_runtime.dispatch.execution.connect import no_worker_error
 from dynamo_runtime.dispatch.execution.execution import Deadlines, RequestExecution, TokenLog
 from dynamo_runtime.dispatch.pools.worker_group import RoutePlan
 from dynamo_runtime.telemetry.request_events import RequestEventHub
@@ -136,7 +136,7 @@ class Migrator:
                 return self._give_up(execution, error, blocker)
         elif execution.retries + 1 >= self._tries:
             self._give_up(execution, error, f"{execution.retries + 1} workers accepted it and failed")
-            return exhausted(error)
+            return no_worker_error(error)
         task = self.tasks.spawn(self._migrate(execution, error, seen), name=f"move-{execution.ctx.id}")
         execution.enter_recovery(task, in_mid_answer=not seen.empty)
         return None
@@ -186,7 +186,7 @@ class Migrator:
             for group in execution.plan:
                 group.pool.report_down(failed)
         self._losses.lost(failed, error)
-        execution.tell_moved(self._events, failed, len(seen.tokens), error)
+        execution.publish_moved(self._events, failed, len(seen.tokens), error)
         log.info(
             "request %s leaves worker %016x after %d tokens: %s",
             execution.ctx.id,

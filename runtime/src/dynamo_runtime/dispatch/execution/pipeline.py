@@ -16,7 +16,7 @@ from dynamo_core.contracts.request_events import RequestAdmitted, RequestRefused
 from dynamo_core.contracts.router import PoolView, RoutingRequest
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import DynamoError, ServiceOverloaded
-from dynamo_core.protocol.reading import shown
+from dynamo_core.protocol.reading import truncated
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
 from dynamo_core.resources import AsyncResource
 from dynamo_telemetry import logs
@@ -79,7 +79,7 @@ class Pipeline(AsyncResource):
         except DynamoError as error:
             current = logs.context.get()
             if self._events.active and current is not None:
-                self._tell_refused(current.request_id, model, "precheck", error)
+                self._publish_refused(current.request_id, model, "precheck", error)
             raise
 
     async def generate(
@@ -159,19 +159,19 @@ class Pipeline(AsyncResource):
         try:
             permit = await admitting
         except DynamoError as error:
-            self._tell_refused(request_id, model, "admit", error, begun)
+            self._publish_refused(request_id, model, "admit", error, begun)
             raise
         now = time.monotonic()
         self._events.publish(RequestAdmitted(request_id, now, call_id, model, tokens, now - begun))
         return permit
 
-    def _tell_refused(
+    def _publish_refused(
         self, request_id: str, model: str, stage: str, error: DynamoError, begun: float | None = None
     ) -> None:
         now = time.monotonic()
         retry_after = getattr(error, "retry_after", None)
         waited = 0.0 if begun is None else now - begun
-        reason = shown(error.message)
+        reason = truncated(error.message)
         plugin = error.plugin or self._admission.NAME
         self._events.publish(
             RequestRefused(request_id, now, model, stage, error.kind, reason, retry_after, waited, plugin)

@@ -127,7 +127,7 @@ class PrefillStep:
                 await stream.aclose()
                 if blames_worker(error):
                     group.pool.report_down(prefill.instance_id)
-                execution.tell_moved(self._events, prefill.instance_id, 0, error)
+                execution.publish_moved(self._events, prefill.instance_id, 0, error)
                 last = error
             else:
                 prefill.check()
@@ -221,7 +221,7 @@ class _Prefill:
             self.info = BootstrapInfo(
                 bootstrap_host=facts.bootstrap_host,
                 bootstrap_port=facts.bootstrap_port,
-                bootstrap_room=room(size, route.dp_rank - facts.data_parallel_start_rank),
+                bootstrap_room=bootstrap_room(size, route.dp_rank - facts.data_parallel_start_rank),
             )
         # A wish for a rank is one about the decode worker's; this worker gets the rank that was chosen for it.
         hints = request.routing
@@ -367,7 +367,7 @@ def decode_override(asked: PreprocessedRequest) -> RouterConfigOverride:
     )
 
 
-def room(size: int, rank: int) -> int:
+def bootstrap_room(size: int, rank: int) -> int:
     """Return a random room below 2**63, by whose number modulo `size` both engines know the rank."""
     return secrets.randbelow(ROOMS // size) * size + rank
 

@@ -42,7 +42,7 @@ BusyRule = Callable[[str, Sequence[RankLoad]], bool]
 _decoder = msgspec.msgpack.Decoder(list[ActiveLoad])
 
 
-class _Told(NamedTuple):
+class _LoadReport(NamedTuple):
     """The last word of a rank, and when it came."""
 
     load: ActiveLoad
@@ -63,7 +63,7 @@ class WorkerMonitor(AsyncResource):
         self._events = events
         self._directory = directory
         self._rule: BusyRule | None = None
-        self._told: dict[Rank, _Told] = {}
+        self._told: dict[Rank, _LoadReport] = {}
         self._places: dict[int, Pool] = {}
         self._tasks = TaskSet()
         if rule is not None:
@@ -111,7 +111,7 @@ class WorkerMonitor(AsyncResource):
             batch,
         )
 
-    def told_blocks(self, instance_id: int, dp_rank: int) -> int | None:
+    def reported_blocks(self, instance_id: int, dp_rank: int) -> int | None:
         """Return the KV blocks in use on a rank, as its worker told last; None if it tells nothing."""
         told = self._told.get((instance_id, dp_rank))
         return None if told is None else _blocks(told.load)
@@ -132,7 +132,7 @@ class WorkerMonitor(AsyncResource):
         heard = read(_decoder, payload)
         for load in heard:
             rank = (load.worker_id, load.dp_rank)
-            self._told[rank] = _Told(load, now)
+            self._told[rank] = _LoadReport(load, now)
             blocks = _blocks(load)
             if blocks is not None:
                 self._tracker.reported(rank, blocks, now)

@@ -101,7 +101,7 @@ class PeerLoadSync(AsyncResource):
     def start(self) -> None:
         """Begin to tell and to listen."""
         self._tracker.on_change = self._note
-        self._tasks.spawn(self._tell(), name="tell loads")
+        self._tasks.spawn(self._send_changes(), name="tell loads")
         self._tasks.spawn(
             listen(self._events, self._directory, PLACED_LOADS, self._receive, whose="frontend"), name="receive loads"
         )
@@ -115,12 +115,12 @@ class PeerLoadSync(AsyncResource):
         self._messages.note(rank)
         self._changed.set()
 
-    async def _tell(self) -> None:
+    async def _send_changes(self) -> None:
         while True:
             try:
                 lease = await self._directory.lease()
                 try:
-                    await self._tell_under(lease)
+                    await self._send_under(lease)
                 finally:
                     await lease.aclose()
             except Exception as error:
@@ -128,7 +128,7 @@ class PeerLoadSync(AsyncResource):
             self._expire()
             await asyncio.sleep(jitter(RETRY))
 
-    async def _tell_under(self, lease: Lease) -> None:
+    async def _send_under(self, lease: Lease) -> None:
         """Tell until the lease is lost."""
         publisher = await self._events.publisher(PLACED_LOADS, lease)
         loop = asyncio.get_running_loop()

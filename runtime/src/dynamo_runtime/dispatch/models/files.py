@@ -78,12 +78,12 @@ async def _get(file: ModelFile, instance: Instance, call: Caller, cache: ModelCa
 
 
 async def _fetch(file: ModelFile, instance: Instance, call: Caller) -> bytes:
-    arriving = _Arriving(file, instance)
+    arriving = _IncomingFile(file, instance)
     await call.each(instance, MODEL_FILE, ModelFileRequest(file.name), arriving.take, timeout=TIMEOUT)
     return arriving.finish()
 
 
-class _Arriving:
+class _IncomingFile:
     """A file that comes in pieces: never more is held than its card says."""
 
     def __init__(self, file: ModelFile, instance: Instance) -> None:

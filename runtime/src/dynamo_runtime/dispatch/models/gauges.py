@@ -86,7 +86,7 @@ class FrontGauges(Collector):
             families["worker_active_decode_blocks"].add_metric(labels, used)
             if self._monitor is not None:
                 load = self._monitor.load(instance_id, rank)
-                told = self._monitor.told_blocks(instance_id, rank)
+                told = self._monitor.reported_blocks(instance_id, rank)
                 families["worker_kv_blocks_active"].add_metric(labels[:2], used if told is None else told)
                 if load.kv_total_blocks is not None:
                     families["worker_kv_blocks_total"].add_metric(labels[:2], load.kv_total_blocks)

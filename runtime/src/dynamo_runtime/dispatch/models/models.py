@@ -16,7 +16,7 @@ from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import ModelNotFound, NotSupported, Unavailable
 from dynamo_core.protocol.cards import read_card, read_instance
-from dynamo_core.protocol.reading import Unreadable, shown
+from dynamo_core.protocol.reading import Unreadable, truncated
 from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, Instance, ModelCard
 from dynamo_core.protocol.unreadable import UnreadableWarner
 from dynamo_core.resources import AsyncResource
@@ -78,7 +78,7 @@ class _Worker:
     place: _Place | None = None
 
 
-class _SlicedWork:
+class _Slices:
     """Work on the event loop in slices of `SLICE` seconds: a whole fleet may come or leave at once."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Models(AsyncResource):
             raise Unavailable(f"no worker serves the model {name!r} now")
         if not self._models:
             raise Unavailable("no worker is registered now")
-        raise ModelNotFound(f"the model '{shown(name)}' does not exist")
+        raise ModelNotFound(f"the model '{truncated(name)}' does not exist")
 
     def list(self) -> Sequence[Model]:
         """Return all models, by name."""
@@ -233,7 +233,7 @@ class Models(AsyncResource):
             try:
                 async with aclosing(self._discovery.watch("v1/")) as events:
                     known = set(self._workers)
-                    work = _SlicedWork()
+                    work = _Slices()
                     async for event in events:
                         await work.give_way()
                         if event.kind is WatchKind.SYNCED:
@@ -359,7 +359,7 @@ class Models(AsyncResource):
             return
         group = place.model.groups.get(place.role)
         if group is None:
-            self._begin_to_open(place.model, place.role)
+            self._schedule_open(place.model, place.role)
             return
         pool = group.pool
         known = pool.instances.get(place.instance_id)
@@ -393,7 +393,7 @@ class Models(AsyncResource):
         group = model.remove(role)
         self._tasks.spawn(_close(group.router), name=f"close-{model.name}-{role}")
 
-    def _begin_to_open(self, model: Model, role: str) -> None:
+    def _schedule_open(self, model: Model, role: str) -> None:
         if (model, role) not in self._opening:
             self._opening.add((model, role))
             self._tasks.spawn(self._open(model, role), name=f"open-{model.name}-{role}")

@@ -106,17 +106,17 @@ class ThresholdBook(AsyncResource):
         check_changes(changes)
         for name, value in changes.items():
             await self._directory.put_value(self._key(model, name), msgspec.json.encode(value))
-        await self._told(lambda: all(_has(self._set.get(model, {}), *item) for item in changes.items()))
+        await self._announced(lambda: all(_has(self._set.get(model, {}), *item) for item in changes.items()))
         return self.of(model).with_changes(changes)
 
     async def reset(self, model: str) -> Thresholds:
         """Take back what was set at run time; see `ThresholdControl.reset`."""
         for name in THRESHOLDS:
             await self._directory.put_value(self._key(model, name), None)
-        await self._told(lambda: model not in self._set)
+        await self._announced(lambda: model not in self._set)
         return self.of(model)
 
-    async def _told(self, condition: Callable[[], bool]) -> None:
+    async def _announced(self, condition: Callable[[], bool]) -> None:
         """Return once the watch has told of a change, or a change of another process came after it.
 
         Nothing is taken in past the watch: what it tells comes in the order of the store, the same for all frontends.

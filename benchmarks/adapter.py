@@ -24,9 +24,9 @@ from dynamo_core import (
 )
 from dynamo_core.tracing import TraceContext
 from dynamo_runtime.worker.adapter import EngineAdapter
-from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.capacity_gate import CapacityGate
 from dynamo_runtime.worker.metrics import WorkerMetrics
-from dynamo_runtime.worker.validate import VARIABLE as VALIDATOR
+from dynamo_runtime.worker.stream_validator import VARIABLE as VALIDATOR
 from dynamo_telemetry import Metrics
 
 from benchmarks.loops import LOOP_NAME, run

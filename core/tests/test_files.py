@@ -12,7 +12,7 @@ from dynamo_core import files
 from dynamo_core.contracts.model_folder import load_folder, load_template
 from dynamo_core.errors import ConfigError
 from dynamo_core.files import read_file
-from dynamo_core.single_file import read_trusted
+from dynamo_core.plugin_files import read_trusted
 from dynamo_runtime.settings import load_settings
 
 

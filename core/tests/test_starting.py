@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 
 import pytest
-from dynamo_core import starting
-from dynamo_core.starting import quote_greeting, read_greeting
+from dynamo_core import startup_waits
+from dynamo_core.startup_waits import quote_greeting, read_greeting
 from dynamo_testing.ports import free_port
 
 Serve = Callable[..., Awaitable[int]]
@@ -17,7 +17,7 @@ Serve = Callable[..., Awaitable[int]]
 @pytest.fixture
 async def serve(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Serve]:
     """Start a service that greets, answers the first question, and hangs up or waits; return its port."""
-    monkeypatch.setattr(starting, "GREETING_TIMEOUT", 0.2)
+    monkeypatch.setattr(startup_waits, "GREETING_TIMEOUT", 0.2)
     over = asyncio.Event()
     async with AsyncExitStack() as stack:
 

@@ -43,12 +43,12 @@ from dynamo_plugin_frontend_anthropic.frontend import AnthropicFrontend
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 from dynamo_plugin_frontend_responses.frontend import ResponsesFrontend
 from dynamo_plugin_parsers_standard.json_formats import HermesParser
-from dynamo_plugin_parsers_standard.think import ThinkParser
-from dynamo_runtime.assembly.apis import api_set
+from dynamo_plugin_parsers_standard.think_tags import ThinkParser
+from dynamo_runtime.assembly.api_set import api_set
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_runtime.telemetry.inflight import RequestTracker
 from dynamo_telemetry import Metrics
-from dynamo_testing.frontend.house import QuietOwner
+from dynamo_testing.frontend.host import QuietOwner
 from dynamo_text import ByteTokenizer
 
 WAIT = 10.0

@@ -14,7 +14,7 @@ from dynamo_core import (
     PluginConfig,
     WorkerConfig,
 )
-from dynamo_core.contracts.boundary import make_engine
+from dynamo_core.contracts.engine_boundary import make_engine
 from dynamo_core.errors import ConfigError
 from dynamo_runtime import CommonArgs, engine_main, from_args, run
 from pydantic import Field, SecretStr

@@ -16,7 +16,7 @@ DECODERS = frozenset(
         "ast.parse",
         "base64.b64decode",
         "dynamo_core.protocol.read_json",
-        "dynamo_core.protocol.reading.read_json",
+        "dynamo_core.protocol.decoding.read_json",
         "json.JSONDecoder",
         "json.load",
         "json.loads",

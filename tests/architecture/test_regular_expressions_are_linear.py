@@ -10,13 +10,13 @@ from functools import cache
 from typing import Any
 
 import pytest
-from dynamo_plugin_parsers_standard import patterns
+from dynamo_plugin_parsers_standard import literal_patterns
 from dynamo_plugin_parsers_standard.json_formats import MistralParser
-from dynamo_plugin_parsers_standard.regions import _anchor
+from dynamo_plugin_parsers_standard.reasoning_regions import _anchor
 from dynamo_plugin_parsers_standard.response_template import Template, _word
-from dynamo_plugin_parsers_standard.scan import Tags
-from dynamo_plugin_parsers_standard.tagged import _key_before
-from dynamo_text.splitting import TextSplitter
+from dynamo_plugin_parsers_standard.scanner import Tags
+from dynamo_plugin_parsers_standard.tagged_calls import _key_before
+from dynamo_text.text_splitter import TextSplitter
 from dynamo_wire.brokered import addresses
 
 from tests.architecture.regular_expressions import SEARCHING, Site, hard_inputs, sites, sites_of
@@ -29,7 +29,7 @@ OWN = {
     "dynamo_core.lazy:_NAME": "stubs of a package",
     "dynamo_runtime.assembly.resolve:_placed.key": "a plugin's complaint about settings",
     "dynamo_runtime.engine_process:_LABEL": "labels that an engine sets",
-    "dynamo_runtime.standalone:worker_word": "the name of an engine",
+    "dynamo_runtime.standalone_settings:worker_word": "the name of an engine",
     "dynamo_runtime.settings.documents:_HEADER": "the config",
     "dynamo_runtime.settings.documents:_ASSIGNMENT": "the config",
     "dynamo_runtime.settings.documents:_KEY_PART": "the config",
@@ -45,7 +45,7 @@ OWN = {
     "dynamo_runtime.settings.redaction:_HASH": "the config",
     "dynamo_runtime.settings.redaction:_REFERENCE": "the config",
     "dynamo_runtime.settings.schema:_add_plugin.prefix": "names of plugins",
-    "dynamo_core.single_file:_NAME": "the config",
+    "dynamo_core.plugin_files:_NAME": "the config",
     "dynamo_telemetry.metrics:_NAME": "names of metrics",
     "dynamo_telemetry.metrics:_LABEL": "names of labels",
     "dynamo_testing.frontend_kit:_PATH": "a kit's plugin under test",
@@ -83,17 +83,17 @@ FOREIGN = {
     "dynamo_core.tracing:_TRACEPARENT": "headers of clients",
     "dynamo_core.tracing:_STATE_KEY": "headers of clients",
     "dynamo_core.tracing:_STATE_VALUE": "headers of clients",
-    "dynamo_text.calls:_SPACE": "answers of models",
+    "dynamo_text.json_calls:_SPACE": "answers of models",
     "dynamo_text.json_value:_STRING": "answers of models",
     "dynamo_text.json_value:_HIGH_SURROGATE": "answers of models",
     "dynamo_text.json_value:_SPACE": "answers of models",
     "dynamo_text.split_pattern:_Reader._bounds.found": "folders of models",
     "dynamo_text.split_pattern:_Reader._property.found": "folders of models",
-    "dynamo_text.splitting:_OVER_A_WORD_END": "folders of models",
-    "dynamo_text.splitting:TextSplitter.__init__._next": "prompts",
-    "dynamo_text.splitting:_WordBoundaries._normalizers_keep_it": "folders of models",
-    "dynamo_text.splitting:_WordBoundaries._split": "folders of models",
-    "dynamo_text.splitting:_WordBoundaries._no_token_spans_it.over": "folders of models",
+    "dynamo_text.text_splitter:_OVER_A_WORD_END": "folders of models",
+    "dynamo_text.text_splitter:TextSplitter.__init__._next": "prompts",
+    "dynamo_text.text_splitter:_WordBoundaries._normalizers_keep_it": "folders of models",
+    "dynamo_text.text_splitter:_WordBoundaries._split": "folders of models",
+    "dynamo_text.text_splitter:_WordBoundaries._no_token_spans_it.over": "folders of models",
     "dynamo_wire.brokered.addresses:_LINK": "messages of brokers",
     "dynamo_wire.brokered.addresses:_PLAIN": "messages of brokers",
     "dynamo_wire.brokered.addresses:Addresses.__init__._worker": "records",
@@ -103,54 +103,54 @@ FOREIGN = {
     "dynamo_plugin_engine_upstream.server_errors:_PATH": "messages of servers",
     "dynamo_plugin_engine_upstream.server_errors:status_error.field": "messages of servers",
     "dynamo_plugin_engine_upstream.sse:_LINE_END": "answers of servers",
-    "dynamo_generation.requests.ignored:_UNSAFE": "bodies of clients",
+    "dynamo_generation.requests.ignored_fields:_UNSAFE": "bodies of clients",
     "dynamo_plugin_frontend_anthropic.endpoint:_SPAN": "headers of servers",
     "dynamo_generation.bodies.decode:_BYTE": "bodies of clients, in words of the parser",
     "dynamo_generation.bodies.decode:_PATH": "bodies of clients, in words of the parser",
     "dynamo_generation.bodies.decode:_FIELD": "bodies of clients, in words of the parser",
     "dynamo_generation.bodies.decode:_EXPECTED": "bodies of clients, in words of the parser",
     "dynamo_generation.requests.tools:_NAME": "bodies of clients",
-    "dynamo_generation.endpoints.translated:_NAME": "bodies of clients",
+    "dynamo_generation.endpoints.translated_request:_NAME": "bodies of clients",
     "dynamo_plugin_parsers_standard.formats:Header.word": "answers of models",
-    "dynamo_plugin_parsers_standard.gemma:_NAME": "answers of models",
-    "dynamo_plugin_parsers_standard.gemma:_KEY": "answers of models",
-    "dynamo_plugin_parsers_standard.gemma:_BARE": "answers of models",
+    "dynamo_plugin_parsers_standard.gemma_calls:_NAME": "answers of models",
+    "dynamo_plugin_parsers_standard.gemma_calls:_KEY": "answers of models",
+    "dynamo_plugin_parsers_standard.gemma_calls:_BARE": "answers of models",
     "dynamo_plugin_parsers_standard.harmony:_CONTINUED": "answers of models",
     "dynamo_plugin_parsers_standard.harmony:_HEADER": "answers of models",
     "dynamo_plugin_parsers_standard.json_formats:_KIMI_ID": "answers of models",
     "dynamo_plugin_parsers_standard.json_formats:MistralParser.FORMAT": "answers of models",
     "dynamo_plugin_parsers_standard.json_formats:KimiK2Parser.FORMAT": "answers of models",
-    "dynamo_plugin_parsers_standard.machine:_Compiled.__init__.gap": "answers of models",
-    "dynamo_plugin_parsers_standard.patterns:_PIECE": "folders of models",
-    "dynamo_plugin_parsers_standard.patterns:_ESCAPE": "folders of models",
-    "dynamo_plugin_parsers_standard.patterns:_choices.literals": "folders of models",
-    "dynamo_plugin_parsers_standard.pythonic:_NAME": "answers of models",
-    "dynamo_plugin_parsers_standard.pythonic:_PLAIN": "answers of models",
-    "dynamo_plugin_parsers_standard.pythonic:_IN_STRING": "answers of models",
-    "dynamo_plugin_parsers_standard.pythonic:_IN_STRING #2": "answers of models",
-    "dynamo_plugin_parsers_standard.regions:_NOTHING": "answers of models",
-    "dynamo_plugin_parsers_standard.regions:_anchor": "prompts",
+    "dynamo_plugin_parsers_standard.state_machine:_Compiled.__init__.gap": "answers of models",
+    "dynamo_plugin_parsers_standard.literal_patterns:_PIECE": "folders of models",
+    "dynamo_plugin_parsers_standard.literal_patterns:_ESCAPE": "folders of models",
+    "dynamo_plugin_parsers_standard.literal_patterns:_choices.literals": "folders of models",
+    "dynamo_plugin_parsers_standard.pythonic_calls:_NAME": "answers of models",
+    "dynamo_plugin_parsers_standard.pythonic_calls:_PLAIN": "answers of models",
+    "dynamo_plugin_parsers_standard.pythonic_calls:_IN_STRING": "answers of models",
+    "dynamo_plugin_parsers_standard.pythonic_calls:_IN_STRING #2": "answers of models",
+    "dynamo_plugin_parsers_standard.reasoning_regions:_NOTHING": "answers of models",
+    "dynamo_plugin_parsers_standard.reasoning_regions:_anchor": "prompts",
     "dynamo_plugin_parsers_standard.response_template:_word.chars": "folders of models",
     "dynamo_plugin_parsers_standard.response_template:_word": "answers of models",
-    "dynamo_plugin_parsers_standard.scan:_SPACE": "answers of models",
-    "dynamo_plugin_parsers_standard.scan:Tags.__init__._pattern": "answers of models",
-    "dynamo_plugin_parsers_standard.scan:Tags.__init__._firsts": "answers of models",
+    "dynamo_plugin_parsers_standard.scanner:_SPACE": "answers of models",
+    "dynamo_plugin_parsers_standard.scanner:Tags.__init__._pattern": "answers of models",
+    "dynamo_plugin_parsers_standard.scanner:Tags.__init__._firsts": "answers of models",
     "dynamo_plugin_parsers_standard.schema_values:_INTEGER": "answers of models",
     "dynamo_plugin_parsers_standard.schema_values:_NUMBER": "answers of models",
     "dynamo_plugin_parsers_standard.schema_values:_PYTHON_STRING": "answers of models",
-    "dynamo_plugin_parsers_standard.tagged:_NAME": "answers of models",
-    "dynamo_plugin_parsers_standard.tagged:_key_before": "answers of models",
-    "dynamo_plugin_parsers_standard.think:_NEWLINES": "answers of models",
+    "dynamo_plugin_parsers_standard.tagged_calls:_NAME": "answers of models",
+    "dynamo_plugin_parsers_standard.tagged_calls:_key_before": "answers of models",
+    "dynamo_plugin_parsers_standard.think_tags:_NEWLINES": "answers of models",
     "dynamo_plugin_router_slot_tracker.addresses:_port_number": "bodies of clients",
     "dynamo_plugin_router_slot_tracker.addresses:_host_name": "bodies of clients",
     "dynamo_plugin_router_slot_tracker.addresses:_ends_in_digits": "bodies of clients",
     "dynamo_plugin_router_slot_tracker.decoding:_at_byte": "bodies of clients, in words of the parser",
     "dynamo_plugin_router_slot_tracker.decoding:_steps": "bodies of clients, in words of the parser",
     "dynamo_plugin_router_slot_tracker.decoding:_refusal": "bodies of clients, in words of the parser",
-    "dynamo_plugin_router_slot_tracker.places:_space": "bodies of clients",
+    "dynamo_plugin_router_slot_tracker.json_positions:_space": "bodies of clients",
     "dynamo_plugin_router_slot_tracker.schemas:WorkerId": "bodies of clients",
-    "dynamo_plugin_router_slot_tracker.strict:_minus_zero": "bodies of clients",
-    "dynamo_plugin_router_slot_tracker.strict:_escaped_letter": "bodies of clients",
+    "dynamo_plugin_router_slot_tracker.strict_json:_minus_zero": "bodies of clients",
+    "dynamo_plugin_router_slot_tracker.strict_json:_escaped_letter": "bodies of clients",
 }
 
 
@@ -160,24 +160,26 @@ def _tags() -> Tags:
 
 #: Makes those that are no literals, as the product does.
 MADE: dict[str, Callable[[], re.Pattern[Any]]] = {
-    "dynamo_text.splitting:TextSplitter.__init__._next": lambda: _owner(
+    "dynamo_text.text_splitter:TextSplitter.__init__._next": lambda: _owner(
         TextSplitter(["<s>", "a  a"], words=True)._next
     ),
-    "dynamo_text.splitting:_WordBoundaries._normalizers_keep_it": lambda: re.compile("[a-z▁ ]"),
-    "dynamo_text.splitting:_WordBoundaries._split": lambda: re.compile("[a-z▁]"),
-    "dynamo_text.splitting:_WordBoundaries._no_token_spans_it.over": lambda: re.compile("[a-z]▁"),
+    "dynamo_text.text_splitter:_WordBoundaries._normalizers_keep_it": lambda: re.compile("[a-z▁ ]"),
+    "dynamo_text.text_splitter:_WordBoundaries._split": lambda: re.compile("[a-z▁]"),
+    "dynamo_text.text_splitter:_WordBoundaries._no_token_spans_it.over": lambda: re.compile("[a-z]▁"),
     "dynamo_wire.brokered.addresses:_LINK": lambda: addresses._LINK,
     "dynamo_wire.brokered.addresses:Addresses.__init__._worker": lambda: addresses.Addresses("a", ".")._worker,
-    "dynamo_plugin_parsers_standard.machine:_Compiled.__init__.gap": lambda: MistralParser._compiled.gap,
-    "dynamo_plugin_parsers_standard.patterns:_PIECE": lambda: patterns._PIECE,
-    "dynamo_plugin_parsers_standard.regions:_anchor": lambda: _anchor(
+    "dynamo_plugin_parsers_standard.state_machine:_Compiled.__init__.gap": lambda: MistralParser._compiled.gap,
+    "dynamo_plugin_parsers_standard.literal_patterns:_PIECE": lambda: literal_patterns._PIECE,
+    "dynamo_plugin_parsers_standard.reasoning_regions:_anchor": lambda: _anchor(
         Template({}, start_anchor_pattern=r"<\|start\|>\s*a\s*(?:b|c)\s*")
     ),
     "dynamo_plugin_parsers_standard.response_template:_word.chars": lambda: re.compile(r"[^\s<]"),
-    "dynamo_plugin_parsers_standard.response_template:_word": lambda: _word(patterns.Named("name", r"[^<\s]"), ("<",)),
-    "dynamo_plugin_parsers_standard.scan:Tags.__init__._pattern": lambda: _tags()._pattern,
-    "dynamo_plugin_parsers_standard.scan:Tags.__init__._firsts": lambda: _tags()._firsts,
-    "dynamo_plugin_parsers_standard.tagged:_key_before": lambda: _key_before(">"),
+    "dynamo_plugin_parsers_standard.response_template:_word": lambda: _word(
+        literal_patterns.Named("name", r"[^<\s]"), ("<",)
+    ),
+    "dynamo_plugin_parsers_standard.scanner:Tags.__init__._pattern": lambda: _tags()._pattern,
+    "dynamo_plugin_parsers_standard.scanner:Tags.__init__._firsts": lambda: _tags()._firsts,
+    "dynamo_plugin_parsers_standard.tagged_calls:_key_before": lambda: _key_before(">"),
 }
 
 

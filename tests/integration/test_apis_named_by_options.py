@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dynamo_core.errors import ConfigError
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_runtime.assembly.apis import apis_of
+from dynamo_runtime.assembly.api_set import apis_of
 from dynamo_runtime.assembly.resolve import resolve
 from dynamo_runtime.settings import load_settings
 

@@ -11,7 +11,6 @@ from dynamo_core.contracts.admission import Admission as Admission
 from dynamo_core.contracts.admission import AdmissionServices as AdmissionServices
 from dynamo_core.contracts.admission import Permit as Permit
 from dynamo_core.contracts.admission import SharedPermit as SharedPermit
-from dynamo_core.contracts.bridge import EngineLike as EngineLike
 from dynamo_core.contracts.call import KV_HISTORY as KV_HISTORY
 from dynamo_core.contracts.call import Endpoint as Endpoint
 from dynamo_core.contracts.call import Handler as Handler
@@ -53,6 +52,7 @@ from dynamo_core.contracts.extension import FrontendView as FrontendView
 from dynamo_core.contracts.extension import ObservedLoads as ObservedLoads
 from dynamo_core.contracts.extension import ObservedPool as ObservedPool
 from dynamo_core.contracts.extension import SettingsReport as SettingsReport
+from dynamo_core.contracts.foreign_engine import EngineLike as EngineLike
 from dynamo_core.contracts.frontend import Frontend as Frontend
 from dynamo_core.contracts.frontend import FrontendServices as FrontendServices
 from dynamo_core.contracts.frontend import InflightRequest as InflightRequest
@@ -178,9 +178,9 @@ from dynamo_core.protocol.request import StopConditions as StopConditions
 from dynamo_core.protocol.request import TraceLink as TraceLink
 from dynamo_core.resources import AsyncResource as AsyncResource
 from dynamo_core.spans import start_span as start_span
-from dynamo_core.starting import quote_greeting as quote_greeting
-from dynamo_core.starting import read_greeting as read_greeting
-from dynamo_core.starting import wait_for_store as wait_for_store
+from dynamo_core.startup_waits import quote_greeting as quote_greeting
+from dynamo_core.startup_waits import read_greeting as read_greeting
+from dynamo_core.startup_waits import wait_for_store as wait_for_store
 from dynamo_core.tasks import TaskSet as TaskSet
 from dynamo_core.tracing import get_distributed_tracing_context as get_distributed_tracing_context
 from dynamo_core.tracing import inject_trace_headers_into_map as inject_trace_headers_into_map

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from dynamo_core.errors import PluginError
+from dynamo_core.plugin_files import FileName, foreign_fault
 from dynamo_core.plugins.loader import CONTRACTS, PluginLoader
 from dynamo_core.protocol.records import ModelCard, RuntimeConfig
-from dynamo_core.single_file import FileName, foreign_fault
 from dynamo_runtime.assembly.resolve import load_parsers, load_plugin, named_plugins
 from dynamo_runtime.cli.main import cli
 from dynamo_runtime.settings import LoadedSettings, load_settings

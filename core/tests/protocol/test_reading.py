@@ -6,8 +6,8 @@ import logging
 
 import msgspec
 import pytest
-from dynamo_core.protocol.reading import MAX_DEPTH, SHOWN, Unreadable, check_depth, read, read_json, truncated
-from dynamo_core.protocol.unreadable import BURST, EVERY, UnreadableWarner
+from dynamo_core.protocol.decoding import MAX_DEPTH, SHOWN, Unreadable, check_depth, read, read_json, truncated
+from dynamo_core.protocol.unreadable_warnings import BURST, EVERY, UnreadableWarner
 from hypothesis import given
 from hypothesis import strategies as st
 

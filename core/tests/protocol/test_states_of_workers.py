@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from dynamo_core.protocol.cards import read_instance
-from dynamo_core.protocol.reading import Unreadable
+from dynamo_core.protocol.decoding import Unreadable
 from dynamo_core.protocol.records import CORDONED, DRAINING, SERVING, Instance
 
 

@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 from dynamo_core.protocol.cards import read_frontend
+from dynamo_core.protocol.decoding import Unreadable
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
-from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.records import FRONTENDS, FrontendRecord, PeerReplyPart, PeerRequest
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints, StopConditions
 from hypothesis import given

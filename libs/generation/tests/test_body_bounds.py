@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import InvalidArgument
-from dynamo_generation.bodies import bounds, structure
+from dynamo_generation.bodies import bounds, json_structure
 from dynamo_generation.bodies.bounds import check_bounds
 from dynamo_generation.bodies.decode import parse_object
-from dynamo_generation.bodies.structure import outermost_names
+from dynamo_generation.bodies.json_structure import outermost_names
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,8 +37,8 @@ def small(piece: int) -> Iterator[None]:
         for name, most in BOUNDS.items():
             patch.setattr(bounds, name, most)
         patch.setattr(bounds, "SHORT", 0)
-        patch.setattr(structure, "PIECE", piece)
-        patch.setattr(structure, "NAMED_PIECE", piece)
+        patch.setattr(json_structure, "PIECE", piece)
+        patch.setattr(json_structure, "NAMED_PIECE", piece)
         yield
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 from dynamo_core.errors import InvalidArgument
-from dynamo_generation.bodies import pieces as module
-from dynamo_generation.bodies.pieces import Pieces, free
+from dynamo_generation.bodies import piecewise_decoding as module
+from dynamo_generation.bodies.piecewise_decoding import Pieces, free
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from dynamo_core.contracts.http_route import HttpRoute
-from dynamo_http import body_budget, packed
+from dynamo_http import body_budget, compressed_bodies
 from dynamo_http.auth import AdminToken
 from dynamo_http.listener import Listener
 
@@ -168,7 +168,7 @@ async def test_a_body_that_is_just_within_the_limit_is_read() -> None:
 
 async def test_large_bodies_are_decompressed_in_a_thread(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     on_the_loop: list[int] = []
-    original = packed.inflate
+    original = compressed_bodies.inflate
 
     def inflate(body: bytes, coding: str, limit: int) -> bytes:
         try:
@@ -178,7 +178,7 @@ async def test_large_bodies_are_decompressed_in_a_thread(listener: Listener, mon
             pass
         return original(body, coding, limit)
 
-    monkeypatch.setattr(packed, "inflate", inflate)
+    monkeypatch.setattr(compressed_bodies, "inflate", inflate)
 
     assert status(await post(listener, "/echo", gzip.compress(bytes(LIMIT)), "gzip")) == 200
     assert on_the_loop == [body_budget.INLINE]
@@ -190,7 +190,7 @@ async def test_large_bodies_are_decompressed_in_a_thread(listener: Listener, mon
         b"hello",
         gzip.compress(TEXT)[:-9],
         gzip.compress(TEXT) + b"rubbish",
-        gzip.compress(b"") * (packed.MAX_MEMBERS + 1),
+        gzip.compress(b"") * (compressed_bodies.MAX_MEMBERS + 1),
         b"",
     ],
     ids=["no gzip at all", "cut off", "something behind it", "too many members", "nothing"],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dynamo_core import load_folder
 from dynamo_testing.tiny_model import make_tokenizer_folder
-from dynamo_text.hf import HFTokenizer
+from dynamo_text.hf_tokenizer import HFTokenizer
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import InvalidArgument
-from dynamo_text import piecewise
+from dynamo_text import piecewise_encoding
 from dynamo_text.encode import encode_async
-from dynamo_text.hf import HFTokenizer
+from dynamo_text.hf_tokenizer import HFTokenizer
 from dynamo_text.limits import EncodeLimit, TextTooLong
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -206,7 +206,7 @@ def test_composed_characters_stay_within_the_bounds_bytes() -> None:
 def test_ids_of_parts_are_those_of_the_whole(name: str, text: str, special: bool) -> None:
     library, tokenizer = both(name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(piecewise, "BATCH", 8)
+        patch.setattr(piecewise_encoding, "BATCH", 8)
         patch.setattr(tokenizer._pieces.splitter, "piece", 1)
         ids = tokenizer.encode_within(text, EncodeLimit(10_000), add_special_tokens=special)
 
@@ -237,7 +237,7 @@ def test_a_text_is_encoded_up_to_its_limit_however_long_it_is(name: str) -> None
         read.append(seen.characters)
         seen.texts.clear()
 
-    assert read[0] == read[1] < 2 * piecewise.BATCH
+    assert read[0] == read[1] < 2 * piecewise_encoding.BATCH
 
 
 @pytest.mark.parametrize("name", ["byte level", "llama", "wordpiece", "unigram"])

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 from dynamo_core.errors import InvalidArgument
-from dynamo_text.bytes import BOS, EOS, ByteTokenizer
+from dynamo_text.byte_tokenizer import BOS, EOS, ByteTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 

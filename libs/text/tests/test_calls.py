@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from dynamo_text.calls import CallArguments, CallArray, CallObject, CallReader, CallSink
+from dynamo_text.json_calls import CallArguments, CallArray, CallObject, CallReader, CallSink
 from dynamo_text.json_value import Progress
 from hypothesis import given
 from hypothesis import strategies as st

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pytest
 from dynamo_core.errors import InvalidArgument
-from dynamo_text.bytes import EOS, ByteTokenizer
+from dynamo_text.byte_tokenizer import EOS, ByteTokenizer
 from dynamo_text.detokenizer import Detokenizer
-from dynamo_text.hf import HFTokenizer
+from dynamo_text.hf_tokenizer import HFTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 

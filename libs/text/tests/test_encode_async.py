@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from dynamo_core.errors import InvalidArgument, ServiceOverloaded
 from dynamo_text import encode as encode_module
-from dynamo_text.bytes import ByteTokenizer
+from dynamo_text.byte_tokenizer import ByteTokenizer
 from dynamo_text.encode import INLINE, encode_async
-from dynamo_text.hf import HFTokenizer
+from dynamo_text.hf_tokenizer import HFTokenizer
 
 
 class GatedTokenizer(ByteTokenizer):

@@ -11,9 +11,9 @@ import pytest
 from dynamo_core import StreamDecoder
 from dynamo_core.errors import ConfigError, InvalidArgument
 from dynamo_testing.tiny_model import make_tokenizer_folder
-from dynamo_text.generic import LibraryStream
-from dynamo_text.hf import HFTokenizer
-from dynamo_text.pieces import PieceStream
+from dynamo_text.hf_tokenizer import HFTokenizer
+from dynamo_text.library_stream import LibraryStream
+from dynamo_text.token_pieces import PieceStream
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library

@@ -6,8 +6,8 @@ import pytest
 from dynamo_core import load_folder
 from dynamo_core.contracts import model_folder as folder_module
 from dynamo_core.errors import ConfigError
-from dynamo_text.bytes import ByteTokenizer
-from dynamo_text.hf import HFTokenizer
+from dynamo_text.byte_tokenizer import ByteTokenizer
+from dynamo_text.hf_tokenizer import HFTokenizer
 from dynamo_text.load import load_tokenizer
 
 

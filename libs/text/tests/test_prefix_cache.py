@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from dynamo_core.errors import InvalidArgument
 from dynamo_text import encode as encode_module
-from dynamo_text.bytes import ByteTokenizer
+from dynamo_text.byte_tokenizer import ByteTokenizer
 from dynamo_text.encode import INLINE, encode_async
-from dynamo_text.hf import HFTokenizer
+from dynamo_text.hf_tokenizer import HFTokenizer
 from dynamo_text.load import load_tokenizer
 from dynamo_text.prefix_cache import TokenCacheStore
 from dynamo_text.split_pattern import ends_words
-from dynamo_text.splitting import TextSplitter
+from dynamo_text.text_splitter import TextSplitter
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from dynamo_core.errors import InvalidArgument
-from dynamo_text import stops as module
-from dynamo_text.stops import INLINE, StopMatcher, StopStrings, compile_stops
+from dynamo_text import stop_strings as module
+from dynamo_text.stop_strings import INLINE, StopMatcher, StopStrings, compile_stops
 from hypothesis import given
 from hypothesis import strategies as st
 

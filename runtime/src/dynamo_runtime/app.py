@@ -15,9 +15,9 @@ from dynamo_core.tasks import TaskSet
 from dynamo_http.binding import SharedPort
 from dynamo_telemetry import logs
 
-from dynamo_runtime import garbage
+from dynamo_runtime import garbage_collector
 from dynamo_runtime.assembly.application import Application
-from dynamo_runtime.assembly.plane import ProcessServices
+from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import OneReload, Reload, Reloader
 from dynamo_runtime.assembly.resolve import Resolved
 from dynamo_runtime.assembly.roles import HostedEngine, Role, role_for, role_of
@@ -184,7 +184,7 @@ async def _announce(application: Application) -> None:
     """Say when requests can be answered: workers may come long after the port is open."""
     if application.url is not None:
         await application.ready()
-        garbage.freeze_loaded()
+        garbage_collector.freeze_loaded()
         log.info("ready for requests at %s", application.url)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from dynamo_core import Frontend, HttpRoute, PluginConfig
 from dynamo_core.errors import ConfigError
-from dynamo_runtime.assembly.apis import api_set, apis_of
+from dynamo_runtime.assembly.api_set import api_set, apis_of
 from dynamo_text import ByteTokenizer
 
 

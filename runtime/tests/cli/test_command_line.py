@@ -60,7 +60,7 @@ def test_help_and_version_import_no_plugin_and_nothing_heavy(site: Site, argumen
         "dynamo_runtime.cli",
         "dynamo_runtime.cli.lazy",
         "dynamo_runtime.cli.main",
-        "dynamo_runtime.garbage",
+        "dynamo_runtime.garbage_collector",
         "dynamo_core.lazy",
     }
     assert "fake_extra" not in imported

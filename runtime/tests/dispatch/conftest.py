@@ -26,7 +26,7 @@ from dynamo_runtime.dispatch.execution.response_stream import ResponseStream
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
 from dynamo_runtime.dispatch.pools.pool import Pool
 from dynamo_runtime.dispatch.pools.worker_group import RoutePlan, WorkerGroup
-from dynamo_runtime.dispatch.unread import UnreadAnswers
+from dynamo_runtime.dispatch.unread_answers import UnreadAnswers
 from dynamo_telemetry.metrics import Metrics
 
 PROMPT = [900, 901, 902]

@@ -15,7 +15,7 @@ from dynamo_core.protocol.events import PLACED_LOADS
 from dynamo_core.protocol.records import Instance
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_transport_inproc.events import InprocEvents
-from dynamo_runtime.dispatch.load import listening, peer_load_sync, peer_loads
+from dynamo_runtime.dispatch.load import load_subscription, peer_load_sync, peer_loads
 from dynamo_runtime.dispatch.load.peer_load_sync import PeerLoadMessages, PeerLoadSync
 from dynamo_runtime.dispatch.load.peer_loads import EXPIRY
 from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
@@ -316,7 +316,7 @@ async def test_a_closing_frontend_removes_its_load_from_its_peers(
 async def test_a_lost_lease_is_replaced_and_counts_nothing_twice(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_load_sync, "REFRESH", 0.02)
     monkeypatch.setattr(peer_load_sync, "RETRY", 0.01)
-    monkeypatch.setattr(listening, "RETRY", 0.01)
+    monkeypatch.setattr(load_subscription, "RETRY", 0.01)
     leases = []
     lease_of = plane.directory.lease
 
@@ -340,7 +340,7 @@ async def test_a_lost_lease_is_replaced_and_counts_nothing_twice(plane: Plane, m
 
 async def test_a_directory_that_fails_at_first_is_asked_again(plane: Plane, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_load_sync, "RETRY", 0.01)
-    monkeypatch.setattr(listening, "RETRY", 0.01)
+    monkeypatch.setattr(load_subscription, "RETRY", 0.01)
     lease_of, asked = plane.directory.lease, []
 
     async def lease(ttl: float | None = None) -> object:

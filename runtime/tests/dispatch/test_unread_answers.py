@@ -12,7 +12,7 @@ from dynamo_core import EngineContext, Principal
 from dynamo_core.errors import Cancelled
 from dynamo_core.protocol.output import merge_outputs
 from dynamo_runtime.dispatch.execution.response_stream import HIGH_WATER, ResponseStream
-from dynamo_runtime.dispatch.unread import size_of
+from dynamo_runtime.dispatch.unread_answers import size_of
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -261,7 +261,7 @@ def test_a_full_worker_is_eligible_again_after_its_next_report() -> None:
 async def test_the_monitor_survives_malformed_reports_and_plane_failures(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dynamo_runtime.dispatch.load.listening.RETRY", 0.001)
+    monkeypatch.setattr("dynamo_runtime.dispatch.load.load_subscription.RETRY", 0.001)
     watched = Watched(Thresholds(0.5))
     watched.monitor.start()
     try:

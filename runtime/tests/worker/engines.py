@@ -16,7 +16,7 @@ from dynamo_core import (
     WorkerConfig,
 )
 from dynamo_runtime.worker.adapter import EngineAdapter
-from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.capacity_gate import CapacityGate
 from dynamo_runtime.worker.metrics import WorkerMetrics
 from dynamo_telemetry.metrics import Metrics
 

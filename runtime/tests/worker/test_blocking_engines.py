@@ -23,8 +23,8 @@ from dynamo_core import (
     WorkerConfig,
     chunk,
 )
-from dynamo_core.contracts.boundary import EngineFiles
 from dynamo_core.contracts.call import GENERATE
+from dynamo_core.contracts.engine_boundary import EngineFiles
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
 
 from runtime.tests.worker.engines import Plain
@@ -49,7 +49,7 @@ class Heard(logging.Handler):
 @pytest.fixture
 def heard() -> Iterator[Heard]:
     handler = Heard()
-    log = logging.getLogger("dynamo_runtime.worker.blocking")
+    log = logging.getLogger("dynamo_runtime.worker.blocked_loop_watch")
     log.addHandler(handler)
     Blocking.warned = handler.warned
     yield handler

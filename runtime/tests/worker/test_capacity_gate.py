@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dynamo_core.errors import WorkerOverloaded
-from dynamo_runtime.worker.gate import CapacityGate, Ticket
+from dynamo_runtime.worker.capacity_gate import CapacityGate, Ticket
 from dynamo_telemetry.metrics import Metrics
 from hypothesis import given
 from hypothesis import strategies as st

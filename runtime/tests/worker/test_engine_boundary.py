@@ -22,12 +22,12 @@ from dynamo_core import (
     chunk,
     usage,
 )
-from dynamo_core.contracts.bridge import as_engine
 from dynamo_core.contracts.engine import EMBED, KvEventSource
+from dynamo_core.contracts.foreign_engine import as_engine
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.request import EmbedRequest, ScoreRequest
 from dynamo_runtime.worker.card import public_name
-from dynamo_runtime.worker.validate import vocabulary_of
+from dynamo_runtime.worker.stream_validator import vocabulary_of
 
 from runtime.tests.worker.engines import Plain, Told, adapter_over
 

@@ -21,7 +21,7 @@ from dynamo_core.protocol.records import (
     WorkerStateReport,
     WorkerStateRequest,
 )
-from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.capacity_gate import CapacityGate
 from dynamo_runtime.worker.registration import Registration
 from dynamo_telemetry.metrics import Metrics
 from hypothesis import given

@@ -44,7 +44,7 @@ GROUPS = (
             "dynamo_runtime.telemetry.loop_lag",
             "dynamo_runtime.assembly.frontend_composition",
             "dynamo_runtime.assembly.frontend_listeners",
-            "dynamo_runtime.dispatch.unread",
+            "dynamo_runtime.dispatch.unread_answers",
             "dynamo_http.body_budget",
         ),
     ),
@@ -110,7 +110,7 @@ GROUPS = (
     Group(
         "Places in the engine",
         "What [`engine_request_limit`](../how-to/request-rejection.md) bounds.",
-        ("dynamo_runtime.worker.gate",),
+        ("dynamo_runtime.worker.capacity_gate",),
     ),
     Group("Engine mocker", "Only of workers with the engine `mocker`.", ("dynamo_plugin_engine_mocker",)),
     Group(

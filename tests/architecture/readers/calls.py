@@ -19,7 +19,7 @@ from dynamo_core import (
 )
 from dynamo_core.contracts.call import EMBED, GENERATE, MODEL_FILE, SCORE
 from dynamo_core.protocol import UNREADABLE, Unreadable
-from dynamo_core.protocol.reading import check_depth, read
+from dynamo_core.protocol.decoding import check_depth, read
 from dynamo_plugin_extension_feed.rates import FrontendCounts, ModelCounts, TenantCounts, Totals, WorkerCounts
 from dynamo_plugin_extension_feed.state import Views, join_views
 from dynamo_plugin_extension_feed.views import Line, View, Worker, read_view

@@ -33,25 +33,25 @@ async def tenants_of_frontends() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_generation.bodies.pieces:Pieces._refuse msgspec.json.decode",
-    "dynamo_generation.bodies.pieces:_numbers msgspec.json.Decoder",
-    "dynamo_generation.bodies.pieces:_texts msgspec.json.Decoder",
+    "dynamo_generation.bodies.piecewise_decoding:Pieces._refuse msgspec.json.decode",
+    "dynamo_generation.bodies.piecewise_decoding:_numbers msgspec.json.Decoder",
+    "dynamo_generation.bodies.piecewise_decoding:_texts msgspec.json.Decoder",
     good=[to_json({"prompt": [1, 2, 3, 4], "user": "a" * 40})],
     raises=[InvalidArgument, *UNREADABLE],
 )
 async def large_bodies_of_clients() -> AsyncGenerator[Feed, None]:
-    from dynamo_generation.bodies import pieces
+    from dynamo_generation.bodies import piecewise_decoding
 
     def feed(data: bytes) -> None:
         # A small body is cut too, and a large one takes no longer.
-        patched.setattr(pieces, "_SLICE", max(16, len(data) // 64 & ~1))
-        one = pieces.Pieces()
+        patched.setattr(piecewise_decoding, "_SLICE", max(16, len(data) // 64 & ~1))
+        one = piecewise_decoding.Pieces()
         with suppress(InvalidArgument, *UNREADABLE):
             one._refuse(data)
         one.cut(data)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(pieces, "_PAUSE", 0)
+        patched.setattr(piecewise_decoding, "_PAUSE", 0)
         yield feed
 
 
@@ -64,15 +64,15 @@ CHAT = to_json({"model": "m", "messages": [{"role": "user", "content": "a"}], "m
     "dynamo_generation.bodies.decode:parse_object msgspec.json.decode",
     "dynamo_generation.bodies.decode:to_struct msgspec.convert",
     "dynamo_generation.bodies.duplicates:_name msgspec.json.decode",
-    "dynamo_generation.bodies.unreadable:find_unreadable json.loads",
+    "dynamo_generation.bodies.invalid_json:find_unreadable json.loads",
     good=[CHAT],
     raises=[InvalidArgument],
 )
 async def requests_of_clients() -> AsyncGenerator[Feed, None]:
-    from dynamo_generation.answers.blocks import Block, Kind
+    from dynamo_generation.answers.content_blocks import Block, Kind
     from dynamo_generation.bodies.bounds import _largest, _readable
     from dynamo_generation.bodies.decode import parse_object
-    from dynamo_generation.bodies.unreadable import find_unreadable
+    from dynamo_generation.bodies.invalid_json import find_unreadable
     from dynamo_generation.requests.chat import parse_chat
     from dynamo_generation.requests.constraints import _schema
     from dynamo_generation.templates.messages import _argument_object
@@ -153,8 +153,8 @@ async def logins_at_the_dashboard() -> AsyncGenerator[Feed, None]:
 
 @reader(
     "dynamo_plugin_router_slot_tracker.decoding:BodyOf.__init__ msgspec.json.Decoder",
-    "dynamo_plugin_router_slot_tracker.places:_decoder json.JSONDecoder",
-    "dynamo_plugin_router_slot_tracker.strict:_decoder json.JSONDecoder",
+    "dynamo_plugin_router_slot_tracker.json_positions:_decoder json.JSONDecoder",
+    "dynamo_plugin_router_slot_tracker.strict_json:_decoder json.JSONDecoder",
     good=[b'{"model_name": "m", "worker_id": 1, "block_size": 4, "dp_start": 0, "dp_size": 1}'],
 )
 async def requests_for_slots() -> AsyncGenerator[Feed, None]:
@@ -350,13 +350,13 @@ async def records_of_response_stores() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_generation.requests.thoughts:unpack_thoughts base64.b64decode",
+    "dynamo_generation.requests.opaque_thoughts:unpack_thoughts base64.b64decode",
     bodies=plain_bodies,
     good=[b"Ab4UB2lzbywgd2VsbA=="],
     raises=[],
 )
 async def thoughts_that_come_back() -> AsyncGenerator[Feed, None]:
-    from dynamo_generation.requests.thoughts import pack_thoughts, unpack_thoughts
+    from dynamo_generation.requests.opaque_thoughts import pack_thoughts, unpack_thoughts
 
     yield lambda data: unpack_thoughts(data.decode(errors="surrogateescape"))
     assert unpack_thoughts(pack_thoughts("so, well")) == "so, well"

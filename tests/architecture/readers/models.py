@@ -15,14 +15,14 @@ from dynamo_core.protocol import UNREADABLE, ModelCard
 from dynamo_runtime.worker.probe import probe_request
 from dynamo_testing.tiny_model import make_tokenizer_folder
 from dynamo_text import CallArray
-from dynamo_text.hf import HFTokenizer
+from dynamo_text.hf_tokenizer import HFTokenizer
 from dynamo_wire import encode as pack
 
 from tests.architecture.bad_bytes import msgpack_bodies, plain_bodies
 from tests.architecture.readers.registry import Feed, reader, says, to_json
 
 
-@reader("dynamo_text.hf:_json read_json", good=[b'{"eos_token_id": 3}'], raises=[ConfigError])
+@reader("dynamo_text.hf_tokenizer:_json read_json", good=[b'{"eos_token_id": 3}'], raises=[ConfigError])
 async def model_settings() -> AsyncGenerator[Feed, None]:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = (make_tokenizer_folder(Path(folder), vocab_size=300) / TOKENIZER).read_bytes()
@@ -95,8 +95,8 @@ async def probes() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_text.calls:CallObject._take json.loads",
-    "dynamo_text.calls:_text json.loads",
+    "dynamo_text.json_calls:CallObject._take json.loads",
+    "dynamo_text.json_calls:_text json.loads",
     good=[b'[{"name": "f", "arguments": {}}]', b'[{"name": "f", "arguments": "{}"}]'],
 )
 async def calls_in_answers() -> AsyncGenerator[Feed, None]:
@@ -137,7 +137,7 @@ async def values_of_tagged_calls() -> AsyncGenerator[Feed, None]:
     ],
 )
 async def described_formats() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_parsers_standard.regions import TemplateReasoningParser
+    from dynamo_plugin_parsers_standard.reasoning_regions import TemplateReasoningParser
     from dynamo_plugin_parsers_standard.response_template import TemplateParser
     from dynamo_runtime.worker.parser_choice import model_text
 
@@ -155,7 +155,7 @@ async def described_formats() -> AsyncGenerator[Feed, None]:
     "dynamo_plugin_parsers_standard.schema_values:python_expression ast.parse", bodies=plain_bodies, good=[b"(a=1)"]
 )
 async def pythonic_calls() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_parsers_standard.pythonic import _arguments
+    from dynamo_plugin_parsers_standard.pythonic_calls import _arguments
 
     found: list[Any] = []
 

@@ -19,9 +19,9 @@ from dynamo_core.contracts.admission import NO_ADMISSION
 from dynamo_core.contracts.config import NESTED, PluginConfig, PluginRef
 from dynamo_core.contracts.plugin import DYNAMO_API, KINDS, Plugin
 from dynamo_core.errors import ConfigError, PluginError
+from dynamo_core.plugin_files import NO_FILES, FileName, PluginFiles, read_trusted
 from dynamo_core.plugins.hooks import HookError, Hooks
 from dynamo_core.plugins.metadata import BY_NAME, PluginEntry, declared_kinds, find_plugins
-from dynamo_core.single_file import NO_FILES, FileName, PluginFiles, read_trusted
 
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint

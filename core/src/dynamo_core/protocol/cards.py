@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from dynamo_core.protocol.reading import Unreadable, check_depth, read, truncated
+from dynamo_core.protocol.decoding import Unreadable, check_depth, read, truncated
 from dynamo_core.protocol.records import ACCEPTED_PROTOS, PROTO, WORKER_STATES, FrontendRecord, Instance, ModelCard
 
 #: Characters of a model's name. Clients send it; lists, logs and metrics show it.

@@ -21,9 +21,9 @@ from dynamo_generation.endpoints.endpoint import ModelEndpoint
 from dynamo_generation.endpoints.generation import GenerationEndpoint
 from dynamo_generation.endpoints.openapi import Operation
 from dynamo_generation.heap import trim_after_growth
-from dynamo_generation.prompts.meters import call_counter
+from dynamo_generation.prompts.prompt_metrics import call_counter
 from dynamo_generation.prompts.token_cache import token_memory
-from dynamo_generation.requests.ignored import IgnoredFields
+from dynamo_generation.requests.ignored_fields import IgnoredFields
 from dynamo_generation.templates.template import TemplateStore, describe_template
 
 #: Seconds that streams of ended requests get to let go of what they hold.

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 from dynamo_core.errors import ConfigError
-from dynamo_core.protocol.reading import Unreadable, read_json
+from dynamo_core.protocol.decoding import Unreadable, read_json
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

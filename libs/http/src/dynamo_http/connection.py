@@ -14,8 +14,8 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from dynamo_core.contracts.http_route import ErrorResponse
 from dynamo_core.errors import INTERNAL, INTERNAL_MESSAGE, Problem
 
+from dynamo_http.compressed_bodies import BufferedRequest
 from dynamo_http.half_closed import SUPPORTED, EarlyStatusLine, was_reset
-from dynamo_http.packed import BufferedRequest
 
 #: Most headers of a request, and most bytes of its first line and of each header.
 MAX_HEADERS = 128

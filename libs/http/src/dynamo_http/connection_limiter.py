@@ -20,7 +20,7 @@ from dynamo_core.protocol.ids import new_request_id
 from dynamo_core.tasks import TaskSet
 
 from dynamo_http.errors import error_body
-from dynamo_http.stalls import Stalls
+from dynamo_http.stalled_connections import Stalls
 
 log = logging.getLogger(__name__)
 

@@ -30,12 +30,12 @@ from dynamo_core.resources import AsyncResource
 
 from dynamo_http.binding import bind_error
 from dynamo_http.body_budget import BodyBudget
+from dynamo_http.compressed_bodies import BufferedRequest, request_factory
 from dynamo_http.connection import MAX_FIELD, MAX_HEADERS, Connection
 from dynamo_http.connection_limiter import HEADER_TIMEOUT, ConnectionLimiter
 from dynamo_http.cors import Cors
 from dynamo_http.errors import error_response
-from dynamo_http.packed import BufferedRequest, request_factory
-from dynamo_http.stalls import Stalls
+from dynamo_http.stalled_connections import Stalls
 
 log = logging.getLogger(__name__)
 _protocol_log = logging.getLogger(f"{__name__}.protocol")

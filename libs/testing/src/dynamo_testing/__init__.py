@@ -29,7 +29,7 @@ __getattr__, __dir__, __all__ = _exports(__name__, __file__)
 if "pytest" in sys.modules:
     import pytest
 
-    from dynamo_testing.rewritten import REWRITTEN as _REWRITTEN
+    from dynamo_testing.assertion_rewriting import REWRITTEN as _REWRITTEN
 
     # Before any of them is imported.
     pytest.register_assert_rewrite(*_REWRITTEN)

@@ -55,7 +55,7 @@ from dynamo_testing.extension.host import ExtensionHost as ExtensionHost
 from dynamo_testing.extension_kit import ExtensionFactory as ExtensionFactory
 from dynamo_testing.extension_kit import ExtensionKit as ExtensionKit
 from dynamo_testing.faults import FaultProxy as FaultProxy
-from dynamo_testing.frontend.house import House as House
+from dynamo_testing.frontend.host import House as House
 from dynamo_testing.frontend_kit import Asked as Asked
 from dynamo_testing.frontend_kit import FrontendFactory as FrontendFactory
 from dynamo_testing.frontend_kit import FrontendKit as FrontendKit

@@ -29,8 +29,8 @@ from dynamo_testing.brokered.losses import LossChecks
 from dynamo_testing.brokered.outages import OutageChecks
 from dynamo_testing.brokered.rows import RowChecks
 from dynamo_testing.events_kit import EventPlanes, EventsKit
-from dynamo_testing.extra import pytest
 from dynamo_testing.faults import Direction, Drop, HalfOpen
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.server_process import server_binary
 from dynamo_testing.transport.damage import TEXT, DamageChecks, Damaged, speak
 from dynamo_testing.transport.handlers import at

@@ -182,8 +182,8 @@ class _Trial:
             )
 
     def _make(self, mode: DisaggregationMode) -> LLMEngine:
-        from dynamo_core.contracts.boundary import make_engine
         from dynamo_core.contracts.engine import WorkerConfig
+        from dynamo_core.contracts.engine_boundary import make_engine
 
         worker = WorkerConfig(
             model_name=self._model_name,
@@ -252,8 +252,8 @@ def _load(kind: str, name: str, sets: Sequence[str]) -> tuple[type[Plugin], Plug
     """
     from dataclasses import replace
 
+    from dynamo_core.plugin_files import PluginFiles, names_in
     from dynamo_core.plugins.loader import PluginLoader
-    from dynamo_core.single_file import PluginFiles, names_in
     from dynamo_runtime.settings.redaction import resolve
     from dynamo_runtime.settings.shape import shape_of
     from dynamo_runtime.settings.sources import set_layer
@@ -297,7 +297,7 @@ def _token_ids(text: str) -> list[int]:
 
 def _prefill_result(text: str | None) -> Prefill:
     import msgspec
-    from dynamo_core.protocol.reading import Unreadable, read
+    from dynamo_core.protocol.decoding import Unreadable, read
     from dynamo_core.protocol.request import PrefillResult
 
     from dynamo_testing.engine.bench import NOTHING_PREFILLED
@@ -341,8 +341,8 @@ def _attributes(given: Sequence[str]) -> dict[str, Any]:
 
 def _add_command(word: str, about: str) -> None:
     def check(name: str, sets: tuple[str, ...], as_json: bool, start_timeout: float, **more: Any) -> None:
+        from dynamo_testing.installed.kit_run import Trial
         from dynamo_testing.installed.subject import Subject
-        from dynamo_testing.installed.trial import Trial
 
         kind = word
         if word == "parser":

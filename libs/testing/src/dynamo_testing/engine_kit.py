@@ -25,7 +25,7 @@ from dynamo_testing.engine.bench import NOTHING_PREFILLED, Bench, EngineFactory,
 from dynamo_testing.engine.checks import CHECKS
 from dynamo_testing.engine.report import SKIPPED
 from dynamo_testing.engine.run import make, run_conformance
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 __all__ = ["EngineConformance", "EngineFactory", "Prefill", "run_conformance"]
 

@@ -32,7 +32,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from dynamo_testing.events.harness import PROBE, EventPlanes, Listener, Market, Sender, Subject
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 __all__ = ["EventPlanes", "EventsKit"]
 

@@ -36,8 +36,8 @@ from pydantic import SecretBytes, SecretStr
 
 from dynamo_testing.extension.events import answered, of_all_kinds
 from dynamo_testing.extension.host import TOKEN, ExtensionHost, unserved
-from dynamo_testing.extra import pytest
 from dynamo_testing.frontend_kit import BROKEN
+from dynamo_testing.optional_packages import pytest
 
 __all__ = ["ExtensionFactory", "ExtensionHost", "ExtensionKit"]
 

@@ -36,8 +36,8 @@ from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.tasks import TaskSet
 
-from dynamo_testing.extra import pytest
-from dynamo_testing.frontend.house import MODEL, OTHER, WORKER, Answering, House
+from dynamo_testing.frontend.host import MODEL, OTHER, WORKER, Answering, House
+from dynamo_testing.optional_packages import pytest
 
 __all__ = ["Asked", "FrontendFactory", "FrontendKit", "House"]
 

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.parser.cost import check_cost
 from dynamo_testing.parser.reading import (
     Call,

@@ -26,7 +26,7 @@ from dynamo_core.contracts.response_store import ResponseStore, ResponseStoreSer
 from dynamo_core.errors import CannotConnect, Unavailable
 from dynamo_telemetry.metrics import Metrics
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 __all__ = ["ResponseStoreFactory", "ResponseStoreKit"]
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 #: Seconds in which a server must start or end.
 DEADLINE = 15.0

@@ -14,7 +14,7 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
 from pydantic import ValidationError
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 
 def refused_settings(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dynamo_core import StreamDecoder
 
-from dynamo_text.stops import StopMatcher, StopStrings
+from dynamo_text.stop_strings import StopMatcher, StopStrings
 
 
 class Detokenizer:

@@ -25,11 +25,11 @@ def load_tokenizer(kind: str, files: Mapping[str, bytes], memory: TokenCacheStor
         ConfigError: the kind is not known, a file is missing or broken, or the extra `hf` is not installed.
     """
     if kind == BYTES:
-        from dynamo_text.bytes import ByteTokenizer
+        from dynamo_text.byte_tokenizer import ByteTokenizer
 
         return ByteTokenizer()
     if kind == HF:
-        from dynamo_text.hf import HFTokenizer
+        from dynamo_text.hf_tokenizer import HFTokenizer
 
         return HFTokenizer(files, memory)
     raise ConfigError(f"tokenizer kind {kind!r} is not known; known kinds: {BYTES}, {HF}")

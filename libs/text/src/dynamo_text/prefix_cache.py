@@ -1,7 +1,7 @@
 """A cache of token ids of earlier texts, whole or in pieces.
 
-A short text is cached whole. A long one is cut where the tokenizer cuts it anyway (see `dynamo_text.splitting`), and
-each piece is cached by itself. The cuts depend only on the text before them. So texts with the same beginning share
+A short text is cached whole. A long one is cut where the tokenizer cuts it anyway (see `dynamo_text.text_splitter`),
+and each piece is cached by itself. The cuts depend only on the text before them. So texts with the same beginning share
 their first pieces, and the earlier turns of a long conversation are not tokenized again. Pieces are found by their
 whole content, never by a digest. Their ids put together are exactly the ids that the tokenizer gives for the text. A
 long text whose pieces were all known is cached whole too, since it is likely to come again.
@@ -18,7 +18,7 @@ from sys import getsizeof
 from typing import Protocol
 
 from dynamo_text.limits import EncodeLimit
-from dynamo_text.piecewise import PieceEncoder, Span
+from dynamo_text.piecewise_encoding import PieceEncoder, Span
 from dynamo_text.utf8 import to_utf8
 
 #: Up to this many characters a text is looked up at once: cutting it up and finding the pieces takes milliseconds.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dynamo_text.pieces import BYTE_ALPHABET
-from dynamo_text.splitting import state_of, steps_of
+from dynamo_text.text_splitter import state_of, steps_of
+from dynamo_text.token_pieces import BYTE_ALPHABET
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library

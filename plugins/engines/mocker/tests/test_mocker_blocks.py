@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dynamo_core import KvCleared, KvEvent, KvRemoved, KvStored
 from dynamo_core.kv import block_hashes, sequence_hashes
+from dynamo_plugin_engine_mocker.block_table import BlockTable, PrefixHashes
 from dynamo_plugin_engine_mocker.blocks import BlockPool
-from dynamo_plugin_engine_mocker.table import BlockTable, PrefixHashes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule

@@ -30,11 +30,11 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_plugin_engine_mocker import rendezvous
+from dynamo_plugin_engine_mocker import bootstrap_rooms
+from dynamo_plugin_engine_mocker.bootstrap_rooms import BootstrapRooms
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
-from dynamo_plugin_engine_mocker.rendezvous import BootstrapRooms
 from dynamo_plugin_engine_mocker.timing import decode_ms, prefill_ms
 from dynamo_telemetry import Metrics
 from dynamo_testing.waiting import turns
@@ -673,7 +673,7 @@ async def test_waiting_in_a_room_times_out() -> None:
 
 
 async def test_unused_rooms_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "MAX_ROOMS", 2)
+    monkeypatch.setattr(bootstrap_rooms, "MAX_ROOMS", 2)
     asked = ask([65])
     async with pair() as both:
         for room in range(5):

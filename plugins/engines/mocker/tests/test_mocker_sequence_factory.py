@@ -17,7 +17,7 @@ from dynamo_core.protocol.output import merge_outputs
 from dynamo_plugin_engine_mocker.config import MockerConfig, ScriptEntry
 from dynamo_plugin_engine_mocker.sequence import Sequence
 from dynamo_plugin_engine_mocker.sequence_factory import SequenceFactory
-from dynamo_text.bytes import EOS, ByteTokenizer
+from dynamo_text.byte_tokenizer import EOS, ByteTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 

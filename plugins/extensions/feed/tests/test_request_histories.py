@@ -15,8 +15,8 @@ from dynamo_core import (
     RequestReceived,
     RequestRefused,
 )
-from dynamo_plugin_extension_feed import ways
-from dynamo_plugin_extension_feed.ways import ANSWERING, PREFILLING, WAITING, RequestHistories
+from dynamo_plugin_extension_feed import request_histories
+from dynamo_plugin_extension_feed.request_histories import ANSWERING, PREFILLING, WAITING, RequestHistories
 from dynamo_testing.extension.events import finished, received
 from hypothesis import given
 from hypothesis import strategies as st
@@ -55,7 +55,7 @@ def test_open_requests_are_counted_by_the_stage_of_their_events(all_of_them: Seq
 
 
 def test_requests_with_a_lost_end_are_dropped_from_the_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "OPEN", 2)
+    monkeypatch.setattr(request_histories, "OPEN", 2)
     own = RequestHistories(kept=3)
     for name in ("a1", "a2", "b1"):
         own.add(MAKE["received"](name))
@@ -74,5 +74,5 @@ def test_a_request_that_moves_for_ever_keeps_a_bounded_number_of_events_and_its_
 
     assert ended is not None
     assert ended.moved == 1000
-    assert len(ended.events) == ways.EVENTS + 1
+    assert len(ended.events) == request_histories.EVENTS + 1
     assert isinstance(ended.events[0], RequestReceived)

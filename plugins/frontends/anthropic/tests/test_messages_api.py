@@ -13,7 +13,7 @@ from anthropic.types.beta import message_count_tokens_params as beta_count
 from anthropic.types.beta import message_create_params as beta_create
 from dynamo_core import BackendError, CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_core.errors import ModelNotFound, ServiceOverloaded, StreamIncomplete, Unavailable
-from dynamo_generation.answers.blocks import Blocks, Change
+from dynamo_generation.answers.content_blocks import Blocks, Change
 from dynamo_plugin_frontend_anthropic.requests import (
     COUNT_TOKENS_PASSIVE,
     MESSAGES_PASSIVE,

@@ -22,8 +22,8 @@ from dynamo_plugin_frontend_ollama.requests import (
 )
 from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 from dynamo_plugin_parsers_standard.json_formats import HermesParser
-from dynamo_plugin_parsers_standard.think import ThinkParser
-from dynamo_runtime.assembly.apis import api_set
+from dynamo_plugin_parsers_standard.think_tags import ThinkParser
+from dynamo_runtime.assembly.api_set import api_set
 
 CHAT, GENERATE, EMBED = "/api/chat", "/api/generate", "/api/embed"
 #: Shows all that it is given.

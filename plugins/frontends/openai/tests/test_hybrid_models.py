@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dynamo_core import Parsers
 from dynamo_generation.requests.thinking import VARIABLES, Kind, ThinkingRequest, ThinkingVariables
-from dynamo_plugin_parsers_standard.think import Qwen3Parser
+from dynamo_plugin_parsers_standard.think_tags import Qwen3Parser
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import Environment

@@ -15,7 +15,7 @@ from dynamo_core import (
     PreprocessedRequest,
     StopConditions,
 )
-from dynamo_generation.answers.plain import PlainPath
+from dynamo_generation.answers.plain_path import PlainPath
 from dynamo_generation.answers.render import ChunkRenderer, Identity
 from dynamo_generation.choices.choice import Choice, Piece, TokenChoice
 from dynamo_plugin_frontend_openai.render_chat import ChatRenderer

@@ -25,8 +25,8 @@ from dynamo_plugin_frontend_openai.render_chat import ChatRenderer
 from dynamo_plugin_frontend_openai.render_completions import CompletionRenderer
 from dynamo_testing.tiny_model import END_OF_TURN, START_OF_TURN, make_tokenizer_folder
 from dynamo_text import load_tokenizer
-from dynamo_text.bytes import BOS, EOS, ByteTokenizer
-from dynamo_text.hf import HFTokenizer
+from dynamo_text.byte_tokenizer import BOS, EOS, ByteTokenizer
+from dynamo_text.hf_tokenizer import HFTokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 

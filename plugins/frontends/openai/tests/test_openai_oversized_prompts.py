@@ -125,7 +125,7 @@ def filled(value: Any, text: str) -> Any:
 async def test_token_counts_reach_beyond_the_context_up_to_a_bound(
     name: str, costs: Costs, cold_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_generation.prompts.prompt_room.MAX_TOKENS", 10 * CONTEXT)
+    monkeypatch.setattr("dynamo_generation.prompts.prompt_budget.MAX_TOKENS", 10 * CONTEXT)
     path, body, key = COUNTED[name]
 
     beyond = await cold_server.post(path, {"model": "m", **filled(body, "the one " * 4 * CONTEXT)})
@@ -141,7 +141,7 @@ async def test_token_counts_reach_beyond_the_context_up_to_a_bound(
 async def test_prompts_that_are_too_many_tokens_together_are_refused(
     path: str, name: str, costs: Costs, cold_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_generation.prompts.prompt_room.MAX_TOKENS", 3 * CONTEXT)
+    monkeypatch.setattr("dynamo_generation.prompts.prompt_budget.MAX_TOKENS", 3 * CONTEXT)
     one = "the one " * (CONTEXT // 4)
     ids = [1] * (CONTEXT - 1)
     cold_server.directory.models["m"].script = lambda call: call.finish(text="x")
@@ -198,7 +198,7 @@ async def test_a_document_that_is_to_be_cut_is_cut_before_it_is_tokenized(
 async def test_an_engine_that_takes_text_gets_all_of_it_and_its_load_is_estimated(
     costs: Costs, cold_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_generation.prompts.prompt_room.MAX_TOKENS", 10 * CONTEXT)
+    monkeypatch.setattr("dynamo_generation.prompts.prompt_budget.MAX_TOKENS", 10 * CONTEXT)
     model = cold_server.add_model("t", context_length=CONTEXT, model_input="text")
     model.tokenizer = cold_server.directory.models["m"].tokenizer
     asked: list[Any] = []

@@ -21,7 +21,7 @@ from dynamo_core.errors import (
     WorkerOverloaded,
     problem_of,
 )
-from dynamo_text import stops
+from dynamo_text import stop_strings
 
 OVERLOADED = "Service temporarily unavailable: All workers are busy, please retry later"
 LOST = "The worker of this request was lost, please retry"
@@ -401,13 +401,13 @@ async def test_the_choices_of_a_request_share_its_compiled_stop_strings(
     server: Any, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled: list[Any] = []
-    original = stops.StopStrings.__init__
+    original = stop_strings.StopStrings.__init__
 
     def count(self: Any, given: Any) -> None:
         compiled.append(given)
         original(self, given)
 
-    monkeypatch.setattr(stops.StopStrings, "__init__", count)
+    monkeypatch.setattr(stop_strings.StopStrings, "__init__", count)
     model.script = lambda call: (call.say("abc"), call.finish())
 
     reply = await server.chat(n=3, stop=["b", "x"])

@@ -12,7 +12,7 @@ from dynamo_core import FinishReason, LLMEngineOutput, Parsers, ToolCallArgument
 from dynamo_generation.choices.choice import TokenChoice
 from dynamo_generation.choices.forced_tool_calls import ForcedCalls
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, MistralParser
-from dynamo_plugin_parsers_standard.think import ThinkParser
+from dynamo_plugin_parsers_standard.think_tags import ThinkParser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ import pytest
 from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_generation.choices.reasoning_tokens import ReasoningCount
 from dynamo_plugin_parsers_standard.json_formats import HermesParser
-from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
+from dynamo_plugin_parsers_standard.think_tags import DeepSeekR1Parser, ThinkParser
 from dynamo_text import ByteTokenizer
 from hypothesis import assume, given
 from hypothesis import strategies as st

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from dynamo_core.errors import InvalidArgument, Unavailable, Unknown
 from dynamo_generation.templates import child as template_child
-from dynamo_generation.templates import inline as template_inline
-from dynamo_generation.templates import process as template_process
+from dynamo_generation.templates import inline_rendering as template_inline
+from dynamo_generation.templates import render_processes as template_process
 from dynamo_generation.templates.errors import TemplateFault
-from dynamo_generation.templates.inline import MAX_ITEMS, RenderLimitExceeded
+from dynamo_generation.templates.inline_rendering import MAX_ITEMS, RenderLimitExceeded
 from dynamo_generation.templates.template import DEFAULT_TEMPLATE, ChatTemplate, TemplateStore
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -360,7 +360,7 @@ def test_a_process_ends_with_its_parent() -> None:
 PARENT = """
 import asyncio
 from dynamo_core import TaskSet
-from dynamo_generation.templates.process import LimitedProcess
+from dynamo_generation.templates.render_processes import LimitedProcess
 
 async def main():
     process = LimitedProcess(TaskSet())

@@ -22,8 +22,8 @@ from dynamo_core import (
 from dynamo_core.protocol import ModelCard
 from dynamo_generation.choices.call_filter import CallFilter
 from dynamo_generation.choices.marker_tokens import MarkerStore
-from dynamo_generation.choices.parsed import AnswerParser, ParsedChoice
-from dynamo_plugin_parsers_standard.think import Qwen3Parser
+from dynamo_generation.choices.parsed_choice import AnswerParser, ParsedChoice
+from dynamo_plugin_parsers_standard.think_tags import Qwen3Parser
 from dynamo_testing.tiny_model import make_tokenizer_folder
 from dynamo_text import load_tokenizer
 from hypothesis import given

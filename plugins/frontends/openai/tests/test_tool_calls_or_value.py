@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from dynamo_core import GUIDED, FinishReason, Parsers
 from dynamo_generation.choices.schema_validation import SchemaConstraint
-from dynamo_generation.templates.process import LimitedProcess
+from dynamo_generation.templates.render_processes import LimitedProcess
 from dynamo_plugin_parsers_standard.json_formats import HermesParser, KimiK2Parser, MistralParser
-from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
+from dynamo_plugin_parsers_standard.think_tags import DeepSeekR1Parser, ThinkParser
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"degrees": {"type": "integer"}}, "required": ["degrees"]}

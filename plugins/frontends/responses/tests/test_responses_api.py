@@ -11,7 +11,7 @@ import openai
 import pytest
 from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, Parsers
 from dynamo_core.errors import ServiceOverloaded, StreamIncomplete
-from dynamo_generation.requests.thoughts import pack_thoughts, unpack_thoughts
+from dynamo_generation.requests.opaque_thoughts import pack_thoughts, unpack_thoughts
 from dynamo_plugin_frontend_responses.requests import (
     INPUT_TOKENS_PASSIVE,
     RESPONSES_PASSIVE,

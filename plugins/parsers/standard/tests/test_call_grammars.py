@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from dynamo_core import ContentDelta, ToolCallArguments, ToolCallStart
 from dynamo_plugin_parsers_standard.json_formats import JSON_PARSERS, Llama3JsonParser
-from dynamo_plugin_parsers_standard.machine import FormatParser
 from dynamo_plugin_parsers_standard.parameter_formats import PARAMETER_PARSERS
-from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, ThinkParser
+from dynamo_plugin_parsers_standard.state_machine import FormatParser
+from dynamo_plugin_parsers_standard.think_tags import DeepSeekR1Parser, ThinkParser
 
 ARGUMENTS = '{"city": "Oslo"}'
 #: The same as the grammars of other styles have it.

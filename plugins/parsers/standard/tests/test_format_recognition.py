@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dynamo_core import ModelText
 from dynamo_plugin_parsers_standard import dynamo_register_reasoning_parsers, dynamo_register_tool_parsers
-from dynamo_plugin_parsers_standard.signs import REASONING_SIGNS, TOOL_SIGNS, SignTable, recognize
+from dynamo_plugin_parsers_standard.format_markers import REASONING_SIGNS, TOOL_SIGNS, SignTable, recognize
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 LLAMA3 = (

@@ -18,7 +18,7 @@ from dynamo_plugin_parsers_standard.parameter_formats import (
     PythonicParser,
     Qwen3CoderParser,
 )
-from dynamo_plugin_parsers_standard.think import DeepSeekR1Parser, Qwen3Parser, ThinkParser
+from dynamo_plugin_parsers_standard.think_tags import DeepSeekR1Parser, Qwen3Parser, ThinkParser
 from dynamo_testing import (
     Answer,
     Call,

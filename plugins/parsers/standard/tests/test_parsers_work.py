@@ -16,9 +16,9 @@ from dynamo_plugin_parsers_standard.parameter_formats import (
     PythonicParser,
     Qwen3CoderParser,
 )
-from dynamo_plugin_parsers_standard.regions import TemplateReasoningParser
+from dynamo_plugin_parsers_standard.reasoning_regions import TemplateReasoningParser
 from dynamo_plugin_parsers_standard.response_template import TemplateParser
-from dynamo_plugin_parsers_standard.think import ThinkParser
+from dynamo_plugin_parsers_standard.think_tags import ThinkParser
 from dynamo_testing.parser.cost import Lines, allocated_by, check_cost, longest_text
 
 #: Characters of a long text.

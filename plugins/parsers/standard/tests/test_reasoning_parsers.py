@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dynamo_core import ContentDelta, ReasoningDelta, ReasoningParser
 from dynamo_plugin_parsers_standard import dynamo_register_reasoning_parsers
-from dynamo_plugin_parsers_standard.think import (
+from dynamo_plugin_parsers_standard.think_tags import (
     DeepSeekR1Parser,
     Gemma4ThinkParser,
     GraniteParser,

@@ -25,11 +25,11 @@ from dynamo_core import (
     ToolCallStart,
 )
 from dynamo_plugin_parsers_standard.json_formats import HermesParser
+from dynamo_plugin_parsers_standard.literal_patterns import Named, Space, sequences
 from dynamo_plugin_parsers_standard.parameter_formats import Gemma4Parser, Qwen3CoderParser
-from dynamo_plugin_parsers_standard.patterns import Named, Space, sequences
-from dynamo_plugin_parsers_standard.regions import TemplateReasoningParser
+from dynamo_plugin_parsers_standard.reasoning_regions import TemplateReasoningParser
 from dynamo_plugin_parsers_standard.response_template import TemplateParser
-from dynamo_plugin_parsers_standard.think import Gemma4ThinkParser, Qwen3Parser
+from dynamo_plugin_parsers_standard.think_tags import Gemma4ThinkParser, Qwen3Parser
 from dynamo_testing import (
     Answer,
     Call,

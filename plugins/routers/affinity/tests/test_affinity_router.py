@@ -25,7 +25,7 @@ from dynamo_core import (
 )
 from dynamo_core.errors import ServiceOverloaded, Unavailable
 from dynamo_core.protocol import Instance, ModelCard, RuntimeConfig
-from dynamo_plugin_router_affinity.rendezvous import within_bound
+from dynamo_plugin_router_affinity.rendezvous_hash import within_bound
 from dynamo_plugin_router_affinity.router import AffinityConfig, AffinityRouter
 from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_telemetry import Metrics

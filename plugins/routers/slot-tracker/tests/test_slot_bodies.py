@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from dynamo_plugin_router_slot_tracker.decoding import BodyOf
 from dynamo_plugin_router_slot_tracker.errors import Malformed, Refusal, WrongSchema
-from dynamo_plugin_router_slot_tracker.places import end_of, position
+from dynamo_plugin_router_slot_tracker.json_positions import end_of, position
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Peer, Registration, RequestKey
 from hypothesis import given
 from hypothesis import strategies as st

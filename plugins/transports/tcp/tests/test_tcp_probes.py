@@ -20,7 +20,7 @@ from dynamo_plugin_transport_tcp.messages import Challenge, Hello, Proof, Ready,
 from dynamo_plugin_transport_tcp.probes import ANSWER_LENGTH, ProbeKey, probe
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_testing.faults import Direction, FaultProxy, Throttle
-from dynamo_testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
+from dynamo_testing.transport.worker_process import ITEMS, WORK, Elsewhere, Work
 from dynamo_wire import Accepted, Open, liveness
 from hypothesis import given
 from hypothesis import strategies as st

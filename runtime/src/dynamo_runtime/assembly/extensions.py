@@ -16,7 +16,7 @@ from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
 from dynamo_core.errors import ConfigError, Unavailable
 from dynamo_core.resources import AsyncResource
 
-from dynamo_runtime.assembly.plane import ProcessServices
+from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import Plan, Step
 from dynamo_runtime.assembly.resolve import PickedExtension
 from dynamo_runtime.dispatch.execution.caller import Caller

@@ -26,7 +26,7 @@ from dynamo_runtime.assembly.frontend_process import (
     configured_thresholds,
 )
 from dynamo_runtime.assembly.health import Health
-from dynamo_runtime.assembly.plane import ProcessServices
+from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import Reload, reload_route
 from dynamo_runtime.assembly.resolve import RESPONSE_STORE, load_parsers, store_remark
 from dynamo_runtime.assembly.roles import Role
@@ -45,7 +45,7 @@ from dynamo_runtime.dispatch.models.models import Models
 from dynamo_runtime.dispatch.peer_calls import ExtensionPeers, PeerCalls
 from dynamo_runtime.dispatch.pools.pool import Pool
 from dynamo_runtime.dispatch.pools.thresholds import ThresholdBook
-from dynamo_runtime.dispatch.unread import UnreadAnswers
+from dynamo_runtime.dispatch.unread_answers import UnreadAnswers
 from dynamo_runtime.telemetry.inflight import RequestTracker
 from dynamo_runtime.telemetry.loop_lag import LoopLag
 from dynamo_runtime.telemetry.request_events import ExtensionRequestEvents, RequestEventHub

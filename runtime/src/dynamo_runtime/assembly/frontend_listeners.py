@@ -21,7 +21,7 @@ from dynamo_telemetry.metrics import Metrics
 
 from dynamo_runtime.assembly.extensions import Extensions
 from dynamo_runtime.assembly.health import Health
-from dynamo_runtime.assembly.plane import ProcessServices
+from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.settings import Settings
 

@@ -35,7 +35,7 @@ from dynamo_core.plugins.loader import (
 from dynamo_core.protocol.records import ModelCard
 from dynamo_http.auth import AdminToken, ApiKeys
 
-from dynamo_runtime.assembly.apis import api_set, apis_of
+from dynamo_runtime.assembly.api_set import api_set, apis_of
 from dynamo_runtime.settings import AdmissionSection, LoadedSettings, Settings
 from dynamo_runtime.settings.tree import Leaf, find, location
 from dynamo_runtime.worker.parser_choice import model_text

@@ -7,8 +7,8 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
-from dynamo_core.contracts.boundary import make_engine
 from dynamo_core.contracts.engine import AUTO_PARSER, DisaggregationMode, LLMEngine, WorkerConfig
+from dynamo_core.contracts.engine_boundary import make_engine
 from dynamo_core.resources import ClosingStack
 from dynamo_core.tasks import TaskSet
 from dynamo_http.health import metrics_route, system_routes
@@ -16,7 +16,7 @@ from dynamo_http.listener import Listener
 
 from dynamo_runtime.assembly.extensions import Extensions
 from dynamo_runtime.assembly.parser_candidates import find_candidates
-from dynamo_runtime.assembly.plane import ProcessServices
+from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import Plan, Step
 from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.settings import WorkerSettings

@@ -67,7 +67,7 @@ def exposure(host: str) -> str:
 
 
 def _stages(settings: Settings, resolved: Resolved, loader: PluginLoader) -> Iterator[dict[str, Any]]:
-    from dynamo_runtime.assembly.apis import apis_of
+    from dynamo_runtime.assembly.api_set import apis_of
     from dynamo_runtime.assembly.resolve import FRONTEND_KIND
 
     if resolved.frontend is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dynamo_runtime import garbage
+from dynamo_runtime import garbage_collector
 from dynamo_runtime.cli.lazy import LazyGroup
 
 #: The line of help of each command, in the order in which they are shown.
@@ -56,7 +56,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command and exit with its code: 0 when all went well, 2 when the set-up or the call is wrong."""
-    garbage.raise_thresholds()
+    garbage_collector.raise_thresholds()
     cli(prog_name="dynamo")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from dynamo_core.errors import ConfigError
 from dynamo_core.files import read_file
-from dynamo_core.protocol.reading import read_json
+from dynamo_core.protocol.decoding import read_json
 from dynamo_http.admin_client import AdminClient, admin_options, reason_of
 
 from dynamo_runtime.cli.options import json_option

@@ -23,9 +23,9 @@ from dynamo_core.contracts.peers import MAX_PAYLOAD, PeerHandler, PeerReplies
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported, Unknown
 from dynamo_core.protocol.cards import read_frontend
-from dynamo_core.protocol.reading import UNREADABLE, Unreadable, check_depth, read, truncated
+from dynamo_core.protocol.decoding import UNREADABLE, Unreadable, check_depth, read, truncated
 from dynamo_core.protocol.records import FRONTENDS, FrontendRecord, Instance, PeerReplyPart, PeerRequest
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core.protocol.unreadable_warnings import UnreadableWarner
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 

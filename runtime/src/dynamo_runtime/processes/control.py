@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import msgspec
 from dynamo_core.errors import Disconnected, ResponseTimeout
-from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core.protocol.decoding import Unreadable, read
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 

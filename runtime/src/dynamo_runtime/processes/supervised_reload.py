@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 from dynamo_core.errors import ConfigError, Disconnected, DynamoError
-from dynamo_core.protocol.reading import Unreadable, read
+from dynamo_core.protocol.decoding import Unreadable, read
 
 from dynamo_runtime.assembly.reload import (
     APPLYING,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from dynamo_core.contracts.config import NESTED, PluginConfig
 from dynamo_core.errors import ConfigError
 from dynamo_core.files import read_file
-from dynamo_core.single_file import NO_FILES, PluginFiles, names_in
+from dynamo_core.plugin_files import NO_FILES, PluginFiles, names_in
 
 from dynamo_runtime.settings.documents import Document, read_document
 from dynamo_runtime.settings.entries import assign_section_keys, by_entry_name

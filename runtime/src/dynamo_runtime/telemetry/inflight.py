@@ -12,8 +12,8 @@ from dynamo_core import tracing
 from dynamo_core.contracts.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.request_events import RequestFinished, RequestFirstToken, RequestReceived
 from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD, DynamoError
+from dynamo_core.protocol.decoding import truncated
 from dynamo_core.protocol.ids import client_request_id, new_request_id
-from dynamo_core.protocol.reading import truncated
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.spans import Span, start_span
 from dynamo_telemetry import logs

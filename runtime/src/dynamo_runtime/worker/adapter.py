@@ -8,7 +8,10 @@ from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import msgspec
-from dynamo_core.contracts.boundary import (
+from dynamo_core.contracts.call import ServedContext
+from dynamo_core.contracts.context import GenerateContext
+from dynamo_core.contracts.engine import MULTI_CHOICE, DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.contracts.engine_boundary import (
     ContractViolation,
     call_async,
     check_stream,
@@ -21,9 +24,6 @@ from dynamo_core.contracts.boundary import (
     qualname,
     suspended_at,
 )
-from dynamo_core.contracts.call import ServedContext
-from dynamo_core.contracts.context import GenerateContext
-from dynamo_core.contracts.engine import MULTI_CHOICE, DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.errors import (
     BackendError,
     Cancelled,
@@ -42,11 +42,11 @@ from dynamo_core.tasks import TaskSet
 from dynamo_core.tracing import TraceContext
 from dynamo_telemetry import logs
 
-from dynamo_runtime.worker.gate import CapacityGate, Ticket
+from dynamo_runtime.worker.capacity_gate import CapacityGate, Ticket
 from dynamo_runtime.worker.generate_span import NO_REASON, GenerateSpan, not_empty
 from dynamo_runtime.worker.metrics import WorkerMetrics
 from dynamo_runtime.worker.progress import ProgressReporter
-from dynamo_runtime.worker.validate import StreamRules, validated, validator_enabled
+from dynamo_runtime.worker.stream_validator import StreamRules, validated, validator_enabled
 
 log = logging.getLogger(__name__)
 

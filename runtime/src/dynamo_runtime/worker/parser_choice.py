@@ -17,7 +17,7 @@ from dynamo_core.contracts.model_folder import (
     TOOL_TEMPLATE,
 )
 from dynamo_core.contracts.parsers import ModelText, ReasoningParser, ToolCallParser
-from dynamo_core.protocol.reading import Unreadable, read, read_json
+from dynamo_core.protocol.decoding import Unreadable, read, read_json
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from dynamo_core.contracts.model_folder import GENERATION_CONFIG, MODEL_CONFIG
-from dynamo_core.protocol.reading import UNREADABLE, read_json, truncated
+from dynamo_core.protocol.decoding import UNREADABLE, read_json, truncated
 from dynamo_core.protocol.records import CHAT, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 

@@ -11,7 +11,7 @@ from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.discovery import Lease
 from dynamo_core.errors import DynamoError, EngineShutdown, InvalidArgument, Unavailable
 from dynamo_core.protocol.cards import check_state
-from dynamo_core.protocol.reading import Unreadable
+from dynamo_core.protocol.decoding import Unreadable
 from dynamo_core.protocol.records import (
     CARDS,
     INSTANCES,
@@ -22,7 +22,7 @@ from dynamo_core.protocol.records import (
     WorkerStateRequest,
 )
 
-from dynamo_runtime.worker.gate import CapacityGate
+from dynamo_runtime.worker.capacity_gate import CapacityGate
 
 log = logging.getLogger(__name__)
 

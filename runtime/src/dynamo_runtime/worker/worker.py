@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_core.contracts.boundary import call_async, check_engine_config, engine_name
 from dynamo_core.contracts.call import (
     EMBED,
     GENERATE,
@@ -30,14 +29,15 @@ from dynamo_core.contracts.call import (
 )
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.engine import PROGRESS, EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.contracts.engine_boundary import call_async, check_engine_config, engine_name
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.transport import Served, Transport
 from dynamo_core.errors import BackendError, ConfigError, DynamoError, ResponseTimeout, as_backend_error
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.cards import check_card, check_model_name
+from dynamo_core.protocol.decoding import Unreadable
 from dynamo_core.protocol.output import LLMEngineOutput
-from dynamo_core.protocol.reading import Unreadable
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.resources import AsyncResource, ClosingStack
@@ -45,10 +45,10 @@ from dynamo_core.tasks import TaskSet
 from dynamo_telemetry.metrics import Metrics
 
 from dynamo_runtime.worker.adapter import EngineAdapter
-from dynamo_runtime.worker.blocking import BlockingWatch
+from dynamo_runtime.worker.blocked_loop_watch import BlockingWatch
 from dynamo_runtime.worker.canary import Canary, HealthCheck, ItemCounter, probe
+from dynamo_runtime.worker.capacity_gate import CapacityGate
 from dynamo_runtime.worker.card import make_card, make_instance, public_name
-from dynamo_runtime.worker.gate import CapacityGate
 from dynamo_runtime.worker.metrics import WorkerMetrics
 from dynamo_runtime.worker.model_files import ModelFiles, read_files
 from dynamo_runtime.worker.parser_choice import Candidates, ParserChoice, choose_parsers, log_choice
@@ -56,7 +56,7 @@ from dynamo_runtime.worker.probe import probe_request
 from dynamo_runtime.worker.progress import ProgressReporter
 from dynamo_runtime.worker.publishers import EnginePublishers
 from dynamo_runtime.worker.registration import Registration
-from dynamo_runtime.worker.validate import vocabulary_of
+from dynamo_runtime.worker.stream_validator import vocabulary_of
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import HttpVersion11, web
 from dynamo_http import request_id_of
 
-from dynamo_generation.requests.ignored import any_ignored
+from dynamo_generation.requests.ignored_fields import any_ignored
 
 if TYPE_CHECKING:
     from aiohttp.abc import AbstractStreamWriter

@@ -10,8 +10,8 @@ import msgspec
 from dynamo_core import ParserDelta
 
 from dynamo_generation.choices.choice import Choice, Piece
-from dynamo_generation.choices.packed_scores import PackedLogprobs
-from dynamo_generation.choices.scores import Scored
+from dynamo_generation.choices.logprobs import Scored
+from dynamo_generation.choices.packed_logprobs import PackedLogprobs
 
 #: A whole answer in pieces. An iterator makes those of a large one while they are written.
 Pieces: TypeAlias = list[bytes] | Iterator[bytes]

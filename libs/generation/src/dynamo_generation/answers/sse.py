@@ -15,7 +15,7 @@ from dynamo_http import set_probe
 
 from dynamo_generation.answers import raw_response
 from dynamo_generation.answers.framing import EVENTS, Framing
-from dynamo_generation.requests.ignored import headers_of
+from dynamo_generation.requests.ignored_fields import headers_of
 
 #: Seconds of silence after which a client that may be gone is written to.
 PROBE_AFTER = 1.0

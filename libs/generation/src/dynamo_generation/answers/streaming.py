@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from dynamo_generation.answers.answer import Answer
-from dynamo_generation.answers.plain import PlainPath
+from dynamo_generation.answers.plain_path import PlainPath
 from dynamo_generation.answers.render import DONE, ChunkRenderer
 from dynamo_generation.answers.source import Source
 from dynamo_generation.answers.sse import PROBE_AFTER, EventStream

@@ -13,7 +13,7 @@ import msgspec
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol import UNREADABLE, truncated
 
-from dynamo_generation.bodies.structure import outermost_names, outside_of_strings
+from dynamo_generation.bodies.json_structure import outermost_names, outside_of_strings
 
 #: Bytes up to which looking for each name takes less time than looking at the structure.
 SHORT = 2048

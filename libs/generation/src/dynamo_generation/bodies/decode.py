@@ -11,9 +11,9 @@ from dynamo_core.protocol import UNREADABLE, read, truncated
 
 from dynamo_generation.bodies.bounds import INLINE, check_bounds
 from dynamo_generation.bodies.duplicates import find_duplicate
+from dynamo_generation.bodies.invalid_json import find_unreadable
 from dynamo_generation.bodies.limits import check_limits
-from dynamo_generation.bodies.pieces import Pieces, copied, is_long
-from dynamo_generation.bodies.unreadable import find_unreadable
+from dynamo_generation.bodies.piecewise_decoding import Pieces, copied, is_long
 
 T = TypeVar("T", bound=msgspec.Struct)
 

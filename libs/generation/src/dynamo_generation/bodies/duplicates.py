@@ -11,7 +11,7 @@ from functools import lru_cache
 import msgspec
 
 from dynamo_generation.bodies.bounds import MAX_DEPTH, SHORT, measure
-from dynamo_generation.bodies.structure import outermost_names
+from dynamo_generation.bodies.json_structure import outermost_names
 
 
 def find_duplicate(body: bytes, fields: Collection[str], given: int | None = None) -> str | None:

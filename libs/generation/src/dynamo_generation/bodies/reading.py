@@ -17,7 +17,7 @@ from dynamo_core import HttpFault
 
 from dynamo_generation.bodies.bounds import INLINE
 from dynamo_generation.bodies.decode import LARGE, parse_object
-from dynamo_generation.bodies.pieces import free
+from dynamo_generation.bodies.piecewise_decoding import free
 
 ResultT = TypeVar("ResultT")
 

@@ -13,7 +13,7 @@ from dynamo_generation.choices.call_filter import CallFilter
 from dynamo_generation.choices.choice import Choice, TokenChoice
 from dynamo_generation.choices.forced_tool_calls import ForcedCalls
 from dynamo_generation.choices.marker_tokens import MarkerStore, MarkerTokens
-from dynamo_generation.choices.parsed import AnswerParser, ParsedChoice, TextParser
+from dynamo_generation.choices.parsed_choice import AnswerParser, ParsedChoice, TextParser
 from dynamo_generation.choices.schema_validation import CollectedAnswer
 from dynamo_generation.requests.chat import ChatRequest
 from dynamo_generation.requests.tools import FUNCTION, allowed_names, forced_name
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dynamo_core import PreprocessedRequest, ReasoningParser, ServedModel, ToolCallParser
     from dynamo_text import StopStrings
 
-    from dynamo_generation.prompts.meters import ParserCounts
+    from dynamo_generation.prompts.prompt_metrics import ParserCounts
 
     ParserT = TypeVar("ParserT", ToolCallParser, ReasoningParser)
 

@@ -17,8 +17,8 @@ from dynamo_core import (
 )
 from dynamo_text import Detokenizer, StopStrings
 
+from dynamo_generation.choices.logprobs import LogprobBuffer, Scored
 from dynamo_generation.choices.schema_validation import CollectedAnswer, Verdict
-from dynamo_generation.choices.scores import LogprobBuffer, Scored
 
 
 class Piece(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dynamo_core import DeltaWriter, ParserDelta
 from dynamo_text import CallArguments, CallArray, CallReader, Progress, skip_space, surplus_kind
 
-from dynamo_generation.choices.parsed import TextParser
+from dynamo_generation.choices.parsed_choice import TextParser
 
 
 class ForcedCalls:

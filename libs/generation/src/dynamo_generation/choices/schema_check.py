@@ -17,7 +17,7 @@ from dynamo_core import TaskSet
 from dynamo_generation.choices.choice import Choice
 from dynamo_generation.choices.schema_validation import SchemaConstraint, Verdict
 from dynamo_generation.templates.child import Checked, SchemaJob
-from dynamo_generation.templates.process import PROCESSES, STARTS, LimitedProcess
+from dynamo_generation.templates.render_processes import PROCESSES, STARTS, LimitedProcess
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, Principal

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dynamo_generation.requests.chat import ChatRequest
-from dynamo_generation.requests.common import invalid
 from dynamo_generation.requests.completions import CompletionRequest
+from dynamo_generation.requests.generation_request import invalid
 
 _MB = 1024 * 1024
 #: The fewest bytes that a token takes with its log-probability, and that each alternative to it takes, in JSON.

@@ -13,16 +13,16 @@ from dynamo_generation.choices.marker_tokens import MarkerStore
 from dynamo_generation.endpoints.generation import GenerationEndpoint, ParsedT
 from dynamo_generation.endpoints.parsed_request import ParsedRequest
 from dynamo_generation.prompts.preprocess import Prompt, chat_prompt, fitting
-from dynamo_generation.prompts.prompt_room import PromptBudget
+from dynamo_generation.prompts.prompt_budget import PromptBudget
 from dynamo_generation.requests.chat import ChatRequest, parse_chat
-from dynamo_generation.requests.ignored import IgnoredFields
+from dynamo_generation.requests.ignored_fields import IgnoredFields
 from dynamo_generation.templates.template import TemplateStore
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, PreprocessedRequest, ServedModel
     from dynamo_text import StopStrings
 
-    from dynamo_generation.prompts.meters import ParserCounts
+    from dynamo_generation.prompts.prompt_metrics import ParserCounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from dynamo_generation.endpoints.error_schema import ErrorBody
 from dynamo_generation.endpoints.errors import error_event, report
 from dynamo_generation.requests.end_user import Field, with_end_user
 from dynamo_generation.requests.fields import Accepts
-from dynamo_generation.requests.ignored import IgnoredFields, headers_of
+from dynamo_generation.requests.ignored_fields import IgnoredFields, headers_of
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, InflightRequest, ServedModel

@@ -22,10 +22,10 @@ from dynamo_generation.answers.usage import cached_of, usage_of
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
 from dynamo_generation.endpoints.engine_calls import plan_calls, start_calls, takes_text
 from dynamo_generation.endpoints.parsed_request import ParsedRequest, Renderer
-from dynamo_generation.prompts.meters import PromptMeters
 from dynamo_generation.prompts.preprocess import Prompt
+from dynamo_generation.prompts.prompt_metrics import PromptMeters
 from dynamo_generation.requests import end_user
-from dynamo_generation.requests.ignored import IgnoredFields
+from dynamo_generation.requests.ignored_fields import IgnoredFields
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices

@@ -10,8 +10,8 @@ from dynamo_core.protocol import CHAT
 from dynamo_generation.answers.render import encode
 from dynamo_generation.endpoints.conversation import ChatDependencies
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
-from dynamo_generation.endpoints.translated import TranslatedRequest
-from dynamo_generation.requests.ignored import IgnoredFields
+from dynamo_generation.endpoints.translated_request import TranslatedRequest
+from dynamo_generation.requests.ignored_fields import IgnoredFields
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices

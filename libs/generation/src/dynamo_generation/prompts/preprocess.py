@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from dynamo_core import OutputOptions, PreprocessedRequest, RoutingHints, SamplingOptions, StopConditions
 from dynamo_core.errors import InvalidArgument
 
-from dynamo_generation.prompts.prompt_room import PromptBudget
+from dynamo_generation.prompts.prompt_budget import PromptBudget
 from dynamo_generation.requests.chat import ChatRequest, CheckedChat
-from dynamo_generation.requests.common import GenerationRequest
-from dynamo_generation.templates.inline import weigh
+from dynamo_generation.requests.generation_request import GenerationRequest
+from dynamo_generation.templates.inline_rendering import weigh
 from dynamo_generation.templates.messages import raw_prompt, template_messages, template_tools
 
 if TYPE_CHECKING:

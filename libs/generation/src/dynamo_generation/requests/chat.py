@@ -12,7 +12,7 @@ from dynamo_core.errors import InvalidArgument
 
 from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
 from dynamo_generation.requests import fields
-from dynamo_generation.requests.common import (
+from dynamo_generation.requests.generation_request import (
     U32,
     GenerationRequest,
     check_common,

@@ -11,7 +11,7 @@ from dynamo_core.errors import InvalidArgument
 
 from dynamo_generation.bodies.decode import NOT_EMPTY, schema_error, to_struct
 from dynamo_generation.requests import fields
-from dynamo_generation.requests.common import (
+from dynamo_generation.requests.generation_request import (
     MAX_CHOICES,
     GenerationRequest,
     check_common,

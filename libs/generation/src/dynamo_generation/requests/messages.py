@@ -10,7 +10,7 @@ from dynamo_core.errors import InvalidArgument
 
 from dynamo_generation.bodies.bounds import INLINE, ArgumentBounds
 from dynamo_generation.bodies.decode import schema_error
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.generation_request import invalid
 from dynamo_generation.requests.tools import ToolCall
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")

@@ -11,7 +11,7 @@ from dynamo_core import GuidedDecodingOptions
 from dynamo_core.errors import InvalidArgument
 
 from dynamo_generation.bodies.decode import schema_error
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.generation_request import invalid
 
 NONE, AUTO, REQUIRED = "none", "auto", "required"
 FUNCTION, ALLOWED = "function", "allowed_tools"

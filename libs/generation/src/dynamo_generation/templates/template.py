@@ -17,7 +17,7 @@ from dynamo_core.protocol import Unreadable
 
 from dynamo_generation.bodies.decode import object_of
 from dynamo_generation.requests.thinking import ThinkingVariables
-from dynamo_generation.templates.absent import asks_for_none
+from dynamo_generation.templates.absent_content import asks_for_none
 from dynamo_generation.templates.detection import (
     Detection,
     detect_forms,
@@ -26,9 +26,14 @@ from dynamo_generation.templates.detection import (
 )
 from dynamo_generation.templates.errors import TemplateFault
 from dynamo_generation.templates.forms import TemplateForms
-from dynamo_generation.templates.inline import SECONDS, PlainTemplate, RenderLimitExceeded, bounded_environment
-from dynamo_generation.templates.plain import is_plain
-from dynamo_generation.templates.process import TemplateProcesses, refused
+from dynamo_generation.templates.inline_rendering import (
+    SECONDS,
+    PlainTemplate,
+    RenderLimitExceeded,
+    bounded_environment,
+)
+from dynamo_generation.templates.plain_templates import is_plain
+from dynamo_generation.templates.render_processes import TemplateProcesses, refused
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel

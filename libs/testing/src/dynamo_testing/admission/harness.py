@@ -17,7 +17,7 @@ from dynamo_core.tasks import TaskSet
 from dynamo_runtime.dispatch.pools.pool import Pool
 from dynamo_telemetry.metrics import Metrics
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 #: Makes the admission under test, not yet started.
 AdmissionFactory: TypeAlias = Callable[[AdmissionServices], Admission]

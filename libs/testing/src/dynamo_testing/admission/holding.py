@@ -7,7 +7,7 @@ import asyncio
 from dynamo_core.contracts.admission import Permit
 
 from dynamo_testing.admission.harness import IDLE, OVER_BLOCKS, AdmissionHarness, Hall
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.waiting import turns
 
 _ROUNDS = 5

@@ -7,7 +7,7 @@ import math
 from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited
 
 from dynamo_testing.admission.harness import OVER_BLOCKS, AdmissionHarness, Hall
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 _LEAST = 8
 

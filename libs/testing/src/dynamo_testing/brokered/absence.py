@@ -18,8 +18,8 @@ from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import Instance
 
 from dynamo_testing.brokered.bench import WAIT, BrokerBench, unplug
-from dynamo_testing.extra import pytest
 from dynamo_testing.faults import BlackHole
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.handlers import ECHO, TOKENS, SteppedEngine, at, echo, happens
 from dynamo_testing.transport.harness import Recorder
 

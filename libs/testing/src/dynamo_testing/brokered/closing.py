@@ -14,7 +14,7 @@ from dynamo_core.errors import (
 )
 
 from dynamo_testing.brokered.bench import WAIT, BrokerBench
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.handlers import ECHO, at, echo, until
 from dynamo_testing.transport.harness import Recorder
 

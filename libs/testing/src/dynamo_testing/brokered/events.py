@@ -10,7 +10,7 @@ from dynamo_core.contracts.discovery import Discovery
 from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.brokered.bench import WAIT, BrokerBench
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 
 @pytest.mark.asyncio

@@ -12,8 +12,8 @@ from dynamo_core.errors import (
 from dynamo_wire import ROWS_TAG, Ack, Resume
 
 from dynamo_testing.brokered.bench import BrokerBench
-from dynamo_testing.extra import pytest
 from dynamo_testing.faults import Corrupt, Direction, Drop, Duplicate, Fault, Reorder
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.handlers import TOKENS, SteppedEngine, at, counted, happens
 from dynamo_testing.transport.harness import Recorder
 

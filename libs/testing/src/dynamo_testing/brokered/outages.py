@@ -15,9 +15,8 @@ from dynamo_core.errors import (
 from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.brokered.bench import WAIT, BrokerBench, unplug
-from dynamo_testing.extra import pytest
 from dynamo_testing.faults import Delay, Direction
-from dynamo_testing.transport.elsewhere import ITEMS, WORK, Elsewhere, Work
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.handlers import (
     ECHO,
     TOKENS,
@@ -30,6 +29,7 @@ from dynamo_testing.transport.handlers import (
     until,
 )
 from dynamo_testing.transport.harness import Recorder
+from dynamo_testing.transport.worker_process import ITEMS, WORK, Elsewhere, Work
 
 
 @pytest.mark.asyncio

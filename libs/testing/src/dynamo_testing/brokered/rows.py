@@ -17,8 +17,8 @@ from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_wire import ROWS_TAG
 
 from dynamo_testing.brokered.bench import BrokerBench
-from dynamo_testing.extra import pytest
 from dynamo_testing.faults import Direction, Passing
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.handlers import ECHO, TOKENS, SteppedEngine, at, echo, open_streams, until
 from dynamo_testing.transport.harness import Recorder
 

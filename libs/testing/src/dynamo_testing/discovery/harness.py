@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from dynamo_core.contracts.discovery import Discovery, WatchEvent, WatchKind
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 
 @dataclass(frozen=True, slots=True)

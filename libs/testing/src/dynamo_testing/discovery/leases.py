@@ -8,7 +8,7 @@ from contextlib import suppress
 from dynamo_core.contracts.discovery import MAX_VALUE, WatchKind
 
 from dynamo_testing.discovery.harness import DiscoveryHarness, Registry
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 
 class LeaseChecks(DiscoveryHarness):

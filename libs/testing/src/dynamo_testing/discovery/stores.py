@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from dynamo_testing.discovery.harness import Directories
 from dynamo_testing.discovery_kit import DiscoveryKit
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 
 def thread_runs(name: str) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dynamo_testing.discovery.harness import DiscoveryHarness, Registry, View
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 
 #: What a step does, whose keys it is about (of a lease, or of no lease for 2), and which of them; "steal" means that
 #: the other lease tries to remove them all.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Generic, TypeVar, cast
 
-from dynamo_core.contracts.boundary import ContractViolation
+from dynamo_core.contracts.engine_boundary import ContractViolation
 from dynamo_core.errors import DynamoError
 from dynamo_core.tasks import TaskSet
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.boundary import call_async
 from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.contracts.engine_boundary import call_async
 
 from dynamo_testing.engine.bench import Bench
 from dynamo_testing.engine.deadline import told, within

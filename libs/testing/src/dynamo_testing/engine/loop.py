@@ -7,8 +7,8 @@ import time
 from types import CodeType, FrameType, TracebackType
 from typing import Any, Self
 
-from dynamo_core.contracts.boundary import EngineFiles, location
 from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.contracts.engine_boundary import EngineFiles, location
 
 from dynamo_testing.engine.bench import Bench, Skipped
 from dynamo_testing.engine.failures import EventLoopBlocked

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from dynamo_core.contracts.boundary import call_async, check_sources
 from dynamo_core.contracts.engine import EngineConfig, KvEventSource, LLMEngine, LoadSource
+from dynamo_core.contracts.engine_boundary import call_async, check_sources
 from dynamo_core.protocol.events import KvEvent
 
 from dynamo_testing.engine.bench import Bench, Skipped

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from dynamo_core.contracts.boundary import (
+from dynamo_core.contracts.context import EngineContext, GenerateContext
+from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
+from dynamo_core.contracts.engine_boundary import (
     content_fault,
     defined_at,
     item_fault,
@@ -16,11 +18,9 @@ from dynamo_core.contracts.boundary import (
     type_name,
     usage_fault,
 )
-from dynamo_core.contracts.context import EngineContext, GenerateContext
-from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_runtime.worker.validate import sent_twice
+from dynamo_runtime.worker.stream_validator import sent_twice
 
 from dynamo_testing.engine.deadline import Escaped, Overdue, told, within
 from dynamo_testing.engine.failures import (

@@ -14,7 +14,7 @@ from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.protocol.records import EVENT_SOURCES, EventSource
 from dynamo_core.tasks import TaskSet
 
-from dynamo_testing.router.world import EmptyDirectory
+from dynamo_testing.router.doubles import EmptyDirectory
 from dynamo_testing.waiting import News
 
 PROBE = b"probe"

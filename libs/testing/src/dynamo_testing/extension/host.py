@@ -30,9 +30,9 @@ from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.events.harness import LoneDirectory, LoneLease
 from dynamo_testing.extension.events import MODEL, WORKERS
-from dynamo_testing.frontend.house import KitModel, kit_listener
+from dynamo_testing.frontend.host import KitModel, kit_listener
+from dynamo_testing.router.doubles import KitEvents
 from dynamo_testing.router.harness import no_worker_answers
-from dynamo_testing.router.world import KitEvents
 
 #: What operators show the admin listener.
 TOKEN: Final = "kit-" + "0123456789" * 4

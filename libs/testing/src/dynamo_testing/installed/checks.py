@@ -15,9 +15,9 @@ from dynamo_testing.admission_kit import AdmissionFactory, AdmissionKit
 from dynamo_testing.discovery_kit import Directories, DiscoveryKit
 from dynamo_testing.events_kit import EventPlanes, EventsKit
 from dynamo_testing.extension_kit import ExtensionFactory, ExtensionKit
-from dynamo_testing.extra import pytest
 from dynamo_testing.frontend_kit import Asked, FrontendFactory, FrontendKit
 from dynamo_testing.installed.subject import subject
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.parser_kit import (
     ReasoningParserFactory,
     ReasoningParserKit,

@@ -9,7 +9,7 @@ from dynamo_core.errors import ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import CORDONED, DRAINING, SERVING
 from dynamo_core.protocol.request import RoutingHints
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.router.harness import Fleet, RouterFactory, RouterHarness
 
 #: Requests that are enough for every one of a few ranks to be chosen, even by chance.

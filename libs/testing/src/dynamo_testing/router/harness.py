@@ -19,8 +19,8 @@ from dynamo_core.protocol.request import PreprocessedRequest, RouterConfigOverri
 from dynamo_runtime.dispatch.load.tracker import LoadTracker, Reservation
 from dynamo_telemetry.metrics import Metrics
 
-from dynamo_testing.extra import pytest
-from dynamo_testing.router.world import CountingTracker, EmptyDirectory, KitEvents, KitPool
+from dynamo_testing.optional_packages import pytest
+from dynamo_testing.router.doubles import CountingTracker, EmptyDirectory, KitEvents, KitPool
 
 #: Makes the router under test, not yet started.
 RouterFactory: TypeAlias = Callable[[RouterServices], Router]

@@ -10,7 +10,7 @@ from typing import Any
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.protocol.annotated import Annotated
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.harness import Ask, Call, Planes, Recorder, Stage, Tick, TransportHarness
 
 UNSET = "no request"

@@ -20,8 +20,8 @@ from dynamo_core.errors import Disconnected, DynamoError
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 
-from dynamo_testing.extra import pytest
 from dynamo_testing.faults import FaultPlan, Flip
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.harness import Recorder
 
 #: Of so many frames one is damaged, and an answer has so many tokens.

@@ -13,7 +13,7 @@ from dynamo_core.errors import (
     StreamIncomplete,
 )
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.harness import Ask, Call, Recorder, Stage, TransportHarness
 from dynamo_testing.transport.stopping import deaf
 from dynamo_testing.waiting import turns

@@ -10,7 +10,7 @@ from dynamo_core.contracts.call import Endpoint, ServedContext
 from dynamo_core.errors import CannotConnect, DynamoError, EngineShutdown, Unknown, WireError, from_wire, to_wire
 from dynamo_core.protocol.records import Instance
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.harness import COUNT, INSTANCE, Ask, Recorder, Stage, Tick, TransportHarness
 from dynamo_testing.waiting import turns
 

@@ -10,9 +10,9 @@ from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import ConnectionTimeout, Disconnected, DynamoError, ResponseTimeout, chain_has
 
-from dynamo_testing.extra import pytest
-from dynamo_testing.transport.elsewhere import DOOR, FIRST, ITEMS, MIDDLE, WORK, Elsewhere, Work
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.harness import Ask, Deadline, Planes, Recorder, Stage, Tick, TransportHarness
+from dynamo_testing.transport.worker_process import DOOR, FIRST, ITEMS, MIDDLE, WORK, Elsewhere, Work
 
 #: Seconds that the lease of a worker lives, as its record says; its callers are patient for a second longer.
 LIFE = 0.2

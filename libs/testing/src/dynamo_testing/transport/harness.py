@@ -16,7 +16,7 @@ from dynamo_core.errors import DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.records import Instance
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.waiting import News
 
 INSTANCE = 0x5EED

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dynamo_testing import strategies
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.harness import COUNT, Ask, Stage, Tick, TransportHarness
 from dynamo_testing.waiting import turns
 

@@ -11,7 +11,7 @@ from dynamo_core.contracts import serving
 from dynamo_core.contracts.call import ServedContext
 from dynamo_core.errors import DynamoError
 
-from dynamo_testing.extra import pytest
+from dynamo_testing.optional_packages import pytest
 from dynamo_testing.transport.harness import Ask, Recorder, Stage, Tick, TransportHarness, Visit, count
 from dynamo_testing.waiting import turns
 

@@ -9,7 +9,7 @@ from dynamo_core import ActiveLoad, CounterLike, GaugeLike, KvEventSource, LoadS
 from dynamo_plugin_engine_mocker.blocks import BlockPool
 from dynamo_plugin_engine_mocker.clock import Clock
 from dynamo_plugin_engine_mocker.config import MockerConfig
-from dynamo_plugin_engine_mocker.limits import Limits
+from dynamo_plugin_engine_mocker.rank_limits import Limits
 from dynamo_plugin_engine_mocker.scheduler import Scheduler
 from dynamo_plugin_engine_mocker.timing import step_time, transfer_time
 

@@ -9,11 +9,11 @@ from types import TracebackType
 
 from dynamo_core import BackendError, GenerateContext, TaskSet
 
+from dynamo_plugin_engine_mocker.block_table import BlockTable, PrefixHashes
 from dynamo_plugin_engine_mocker.blocks import BlockPool
 from dynamo_plugin_engine_mocker.clock import Clock
-from dynamo_plugin_engine_mocker.limits import Limits
+from dynamo_plugin_engine_mocker.rank_limits import Limits
 from dynamo_plugin_engine_mocker.sequence import Sequence
-from dynamo_plugin_engine_mocker.table import BlockTable, PrefixHashes
 from dynamo_plugin_engine_mocker.timing import Pacer, StepTime, TransferTime
 
 

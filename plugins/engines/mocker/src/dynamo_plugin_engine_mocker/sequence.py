@@ -10,7 +10,7 @@ from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, usage
 from dynamo_plugin_engine_mocker.config import ChunkSizes
 from dynamo_plugin_engine_mocker.logprobs import logprobs
 from dynamo_plugin_engine_mocker.noise import BLOCK, noise
-from dynamo_plugin_engine_mocker.sources import TokenSource
+from dynamo_plugin_engine_mocker.token_sources import TokenSource
 from dynamo_plugin_engine_mocker.vocabulary import Vocabulary
 
 #: No more tokens are produced for a reader that has left this many waiting.

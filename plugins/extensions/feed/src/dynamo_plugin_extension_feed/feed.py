@@ -23,12 +23,12 @@ from dynamo_core import (
 from dynamo_core.protocol import Unreadable
 from pydantic import Field
 
-from dynamo_plugin_extension_feed.meters import TenantMeters
-from dynamo_plugin_extension_feed.names import WorkerNames
 from dynamo_plugin_extension_feed.rates import Rates
+from dynamo_plugin_extension_feed.request_histories import RequestHistories, timeline
 from dynamo_plugin_extension_feed.state import State, Views, join_views
+from dynamo_plugin_extension_feed.tenant_metrics import TenantMeters
 from dynamo_plugin_extension_feed.views import View, frontend_view, read_view
-from dynamo_plugin_extension_feed.ways import RequestHistories, timeline
+from dynamo_plugin_extension_feed.worker_names import WorkerNames
 
 #: What other frontends are asked for.
 _STATE, _REQUEST = "state", "request"

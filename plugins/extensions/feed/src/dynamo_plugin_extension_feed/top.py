@@ -9,7 +9,7 @@ import click
 from dynamo_core.errors import ConfigError
 from dynamo_http import AdminClient, admin_options
 
-from dynamo_plugin_extension_feed.refusals import feed_error
+from dynamo_plugin_extension_feed.missing_feed import feed_error
 
 
 @click.command()

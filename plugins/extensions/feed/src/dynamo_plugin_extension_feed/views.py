@@ -13,9 +13,9 @@ import msgspec
 from dynamo_core import ExtensionServices, ObservedLoads, ObservedPool, RequestAdmitted, RequestFinished
 from dynamo_core.protocol import UNREADABLE, ModelCard, Unreadable, format_instance_id
 
-from dynamo_plugin_extension_feed.names import WorkerNames, name_of
 from dynamo_plugin_extension_feed.rates import FrontendCounts, Rates
-from dynamo_plugin_extension_feed.ways import RequestHistories, RequestHistory, wall_time, worker_id
+from dynamo_plugin_extension_feed.request_histories import RequestHistories, RequestHistory, wall_time, worker_id
+from dynamo_plugin_extension_feed.worker_names import WorkerNames, name_of
 
 #: How many recent requests a view lists.
 RECENT: Final = 100

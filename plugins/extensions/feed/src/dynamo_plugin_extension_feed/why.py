@@ -11,7 +11,7 @@ from urllib.parse import quote
 import click
 from dynamo_http import AdminClient, admin_options, reason_of
 
-from dynamo_plugin_extension_feed.refusals import feed_error, is_unserved
+from dynamo_plugin_extension_feed.missing_feed import feed_error, is_unserved
 
 PATH = "/admin/requests"
 

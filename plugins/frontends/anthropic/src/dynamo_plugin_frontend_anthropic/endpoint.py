@@ -16,7 +16,7 @@ from dynamo_generation.answers.render import Identity, encode
 from dynamo_generation.endpoints.conversation import ChatDependencies, ConversationEndpoint
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
 from dynamo_generation.endpoints.token_count_route import CountingEndpoint
-from dynamo_generation.endpoints.translated import TranslatedRequest
+from dynamo_generation.endpoints.translated_request import TranslatedRequest
 from dynamo_generation.prompts.preprocess import Prompt
 from dynamo_generation.requests import end_user
 from dynamo_http import error_response

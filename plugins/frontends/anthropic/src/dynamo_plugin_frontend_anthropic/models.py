@@ -13,7 +13,7 @@ from dynamo_core.errors import ModelNotFound
 from dynamo_core.protocol import truncated
 from dynamo_generation.answers.render import encode
 from dynamo_generation.endpoints.openapi import Operation
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.generation_request import invalid
 from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_anthropic.endpoint import respond_error

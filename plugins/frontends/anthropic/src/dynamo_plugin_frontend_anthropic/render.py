@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dynamo_generation.answers.blocks import Block, BlockRenderer, Kind
+from dynamo_generation.answers.content_blocks import Block, BlockRenderer, Kind
 from dynamo_generation.answers.render import Collected, Identity, encode, verdict_of
 from dynamo_generation.choices.choice import Choice, TokenChoice
-from dynamo_generation.requests.thoughts import pack_thoughts
+from dynamo_generation.requests.opaque_thoughts import pack_thoughts
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 import msgspec
 from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
 from dynamo_generation.requests import fields
-from dynamo_generation.requests.common import U32, invalid
+from dynamo_generation.requests.generation_request import U32, invalid
 
 CUSTOM = "custom"
 USER, ASSISTANT = "user", "assistant"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from dynamo_generation.requests.thoughts import unpack_thoughts
+from dynamo_generation.requests.opaque_thoughts import unpack_thoughts
 from dynamo_generation.requests.tools import AUTO, FUNCTION, NONE, REQUIRED
 
 from dynamo_plugin_frontend_anthropic.requests import (

@@ -15,11 +15,11 @@ from dynamo_core.protocol import EMBEDDINGS
 from dynamo_generation.answers.render import encode
 from dynamo_generation.endpoints.endpoint import Exchange
 from dynamo_generation.prompts.preprocess import Prompt, fitting, text_prompts
-from dynamo_generation.prompts.prompt_room import PromptBudget
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.prompts.prompt_budget import PromptBudget
+from dynamo_generation.requests.generation_request import invalid
 
+from dynamo_plugin_frontend_ollama.conventions import Wording
 from dynamo_plugin_frontend_ollama.requests import EMBED_PASSIVE, OllamaEmbeddingsRequest, OllamaEmbedRequest, parse
-from dynamo_plugin_frontend_ollama.wording import Wording
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel

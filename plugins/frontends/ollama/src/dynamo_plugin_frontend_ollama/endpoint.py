@@ -15,12 +15,13 @@ from dynamo_generation.bodies.reading import Body
 from dynamo_generation.endpoints.conversation import ChatDependencies, ConversationEndpoint
 from dynamo_generation.endpoints.endpoint import Exchange
 from dynamo_generation.endpoints.parsed_request import ParsedRequest
-from dynamo_generation.endpoints.translated import TranslatedRequest, told_as
+from dynamo_generation.endpoints.translated_request import TranslatedRequest, told_as
 from dynamo_generation.prompts.preprocess import Prompt, text_prompts
-from dynamo_generation.requests.common import invalid
 from dynamo_generation.requests.completions import parse_completion
+from dynamo_generation.requests.generation_request import invalid
 
 from dynamo_plugin_frontend_ollama import render
+from dynamo_plugin_frontend_ollama.conventions import Wording, body_of
 from dynamo_plugin_frontend_ollama.render import LineRenderer, Shape, moment
 from dynamo_plugin_frontend_ollama.requests import (
     CHAT_PASSIVE,
@@ -37,7 +38,6 @@ from dynamo_plugin_frontend_ollama.to_chat import (
     chat_of_prompt,
     completion_of_prompt,
 )
-from dynamo_plugin_frontend_ollama.wording import Wording, body_of
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel

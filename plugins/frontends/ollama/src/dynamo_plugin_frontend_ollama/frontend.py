@@ -12,11 +12,11 @@ from dynamo_generation.endpoints.openapi import Operation
 
 from dynamo_plugin_frontend_ollama import schemas
 from dynamo_plugin_frontend_ollama.config import OllamaConfig
+from dynamo_plugin_frontend_ollama.conventions import respond_error
 from dynamo_plugin_frontend_ollama.embed import EmbeddingsEndpoint, EmbedEndpoint
 from dynamo_plugin_frontend_ollama.endpoint import ChatEndpoint, GenerateEndpoint
 from dynamo_plugin_frontend_ollama.models import Models
 from dynamo_plugin_frontend_ollama.requests import EMBED_PASSIVE, OllamaShowRequest
-from dynamo_plugin_frontend_ollama.wording import respond_error
 
 #: What would change models.
 _REFUSED = (

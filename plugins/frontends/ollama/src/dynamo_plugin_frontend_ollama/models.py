@@ -11,12 +11,12 @@ from dynamo_core.errors import ModelNotFound, NotSupported
 from dynamo_core.protocol import CHAT, COMPLETIONS, Unreadable, truncated
 from dynamo_generation.answers.render import encode
 from dynamo_generation.bodies.decode import object_of
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.generation_request import invalid
 from dynamo_http import principal_of
 
+from dynamo_plugin_frontend_ollama.conventions import body_of, missing, other_name
 from dynamo_plugin_frontend_ollama.render import moment
 from dynamo_plugin_frontend_ollama.requests import EMBED_PASSIVE, OllamaShowRequest, parse
-from dynamo_plugin_frontend_ollama.wording import body_of, missing, other_name
 
 if TYPE_CHECKING:
     from dynamo_core import ModelDirectory, ServedModel

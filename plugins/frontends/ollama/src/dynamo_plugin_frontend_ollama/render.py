@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from dynamo_generation.answers.blocks import Block, BlockRenderer, Kind
+from dynamo_generation.answers.content_blocks import Block, BlockRenderer, Kind
 from dynamo_generation.answers.render import Collected, Identity, encode, verdict_of
 from dynamo_generation.choices.choice import Choice, Piece
 

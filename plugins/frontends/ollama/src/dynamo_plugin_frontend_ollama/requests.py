@@ -9,7 +9,7 @@ import msgspec
 from dynamo_core.errors import InvalidArgument
 from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
 from dynamo_generation.requests import fields
-from dynamo_generation.requests.common import I64, invalid
+from dynamo_generation.requests.generation_request import I64, invalid
 
 #: Of all routes of Ollama's API. Models stay with their workers.
 EMBED_PASSIVE: Mapping[str, fields.Accepts] = {"keep_alive": fields.anything}

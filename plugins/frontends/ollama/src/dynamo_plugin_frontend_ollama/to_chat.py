@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.generation_request import invalid
 from dynamo_generation.requests.tools import FUNCTION
 
 from dynamo_plugin_frontend_ollama.requests import (

@@ -19,8 +19,8 @@ from dynamo_generation.bodies.decode import NOT_EMPTY, schema_error, to_struct
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
 from dynamo_generation.prompts.preprocess import text_prompts
 from dynamo_generation.requests import end_user, fields
-from dynamo_generation.requests.common import invalid
 from dynamo_generation.requests.completions import PromptInput, split_inputs
+from dynamo_generation.requests.generation_request import invalid
 
 if TYPE_CHECKING:
     from dynamo_core import ServedModel

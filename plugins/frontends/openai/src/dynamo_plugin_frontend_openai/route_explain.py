@@ -13,8 +13,8 @@ from dynamo_core.protocol import format_instance_id, truncated
 from dynamo_generation.bodies.reading import read_body
 from dynamo_generation.endpoints.conversation import ChatDependencies
 from dynamo_generation.prompts.preprocess import to_engine
-from dynamo_generation.requests.common import invalid
 from dynamo_generation.requests.end_user import SESSION, USER, with_end_user
+from dynamo_generation.requests.generation_request import invalid
 from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_openai.chat import ParsedChatCompletion

@@ -14,9 +14,9 @@ from dynamo_core.errors import NotSupported
 from dynamo_generation.answers.render import encode
 from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
-from dynamo_generation.prompts.prompt_room import PromptBudget
+from dynamo_generation.prompts.prompt_budget import PromptBudget
 from dynamo_generation.requests import end_user, fields
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.generation_request import invalid
 from msgspec import UNSET, UnsetType
 
 from dynamo_plugin_frontend_openai.embeddings import EmbeddingUsage

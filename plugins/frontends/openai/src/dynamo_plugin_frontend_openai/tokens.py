@@ -14,10 +14,10 @@ from dynamo_generation.answers.render import encode
 from dynamo_generation.bodies.decode import to_struct
 from dynamo_generation.endpoints.conversation import ChatDependencies
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint, ParsedT
-from dynamo_generation.prompts.prompt_room import PromptBudget
+from dynamo_generation.prompts.prompt_budget import PromptBudget
 from dynamo_generation.requests import fields
-from dynamo_generation.requests.common import U32, invalid
-from dynamo_generation.requests.ignored import IgnoredFields
+from dynamo_generation.requests.generation_request import U32, invalid
+from dynamo_generation.requests.ignored_fields import IgnoredFields
 from dynamo_generation.requests.messages import Message
 from dynamo_generation.requests.tools import Tool
 from dynamo_text import INLINE

@@ -14,7 +14,7 @@ from dynamo_generation.endpoints.conversation import ChatDependencies, Conversat
 from dynamo_generation.endpoints.endpoint import Exchange, ModelEndpoint
 from dynamo_generation.endpoints.parsed_request import Renderer
 from dynamo_generation.endpoints.token_count_route import CountingEndpoint
-from dynamo_generation.endpoints.translated import TranslatedRequest
+from dynamo_generation.endpoints.translated_request import TranslatedRequest
 from dynamo_generation.prompts.preprocess import Prompt
 from dynamo_generation.requests import end_user
 from dynamo_http import principal_of
@@ -39,7 +39,7 @@ from dynamo_plugin_frontend_responses.tools import ResponseTools
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, ServedModel
     from dynamo_generation.answers.answering import Answering
-    from dynamo_generation.requests.ignored import IgnoredFields
+    from dynamo_generation.requests.ignored_fields import IgnoredFields
 
 
 class ParsedResponse(TranslatedRequest):

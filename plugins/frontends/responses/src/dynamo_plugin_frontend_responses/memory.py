@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from dynamo_core import HttpFault, Principal, ResponseStore, pauses
 from dynamo_core.errors import InvalidArgument, Unavailable
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.generation_request import invalid
 
 from dynamo_plugin_frontend_responses.config import ResponsesConfig
 from dynamo_plugin_frontend_responses.records import (

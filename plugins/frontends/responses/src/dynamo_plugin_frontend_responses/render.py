@@ -7,12 +7,12 @@ from typing import Any
 
 from dynamo_core import Problem
 from dynamo_core.protocol import Unreadable
-from dynamo_generation.answers.blocks import Block, BlockRenderer, Kind
+from dynamo_generation.answers.content_blocks import Block, BlockRenderer, Kind
 from dynamo_generation.answers.render import Collected, Identity, encode, verdict_of
 from dynamo_generation.bodies.decode import object_of
 from dynamo_generation.choices.choice import Choice
-from dynamo_generation.choices.parsed import is_object
-from dynamo_generation.requests.thoughts import pack_thoughts
+from dynamo_generation.choices.parsed_choice import is_object
+from dynamo_generation.requests.opaque_thoughts import pack_thoughts
 from dynamo_generation.requests.tools import FUNCTION
 
 from dynamo_plugin_frontend_responses.tools import CUSTOM, INPUT, NATIVE, ToolIdentity

@@ -9,7 +9,7 @@ import msgspec
 from dynamo_core.errors import InvalidArgument
 from dynamo_generation.bodies.decode import NOT_EMPTY, to_struct
 from dynamo_generation.requests import fields
-from dynamo_generation.requests.common import U32, invalid
+from dynamo_generation.requests.generation_request import U32, invalid
 
 from dynamo_plugin_frontend_responses.tools import (
     NATIVE,

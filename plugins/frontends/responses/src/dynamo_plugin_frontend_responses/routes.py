@@ -14,7 +14,7 @@ from dynamo_generation.bodies.decode import to_struct
 from dynamo_generation.bodies.reading import read_body
 from dynamo_generation.endpoints.openapi import Operation
 from dynamo_generation.requests import fields
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.generation_request import invalid
 from dynamo_http import principal_of
 
 from dynamo_plugin_frontend_responses import schemas

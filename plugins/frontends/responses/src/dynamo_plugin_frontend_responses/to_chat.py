@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
-from dynamo_generation.requests.thoughts import unpack_thoughts
+from dynamo_generation.requests.opaque_thoughts import unpack_thoughts
 from dynamo_generation.requests.tools import FUNCTION
 
 from dynamo_plugin_frontend_responses.requests import (

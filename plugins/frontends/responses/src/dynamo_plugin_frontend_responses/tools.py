@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
-from dynamo_generation.requests.common import invalid
+from dynamo_generation.requests.generation_request import invalid
 from dynamo_generation.requests.tools import ALLOWED, AUTO, FUNCTION
 
 CUSTOM, NAMESPACE = "custom", "namespace"

@@ -26,24 +26,24 @@ def dynamo_register_tool_parsers() -> list[type[ToolCallParser]]:
 @hookimpl
 def dynamo_register_reasoning_parsers() -> list[type[ReasoningParser]]:
     """Return one class for each way in which models mark what they think."""
-    from dynamo_plugin_parsers_standard import think
+    from dynamo_plugin_parsers_standard import think_tags
     from dynamo_plugin_parsers_standard.harmony import GptOssReasoningParser
-    from dynamo_plugin_parsers_standard.regions import TemplateReasoningParser
+    from dynamo_plugin_parsers_standard.reasoning_regions import TemplateReasoningParser
 
     return [
         GptOssReasoningParser,
-        think.ThinkParser,
-        think.Qwen3Parser,
-        think.DeepSeekR1Parser,
-        think.DeepSeekV31Parser,
-        think.Glm45Parser,
-        think.GraniteParser,
-        think.MistralThinkParser,
-        think.MiniMaxM2ThinkParser,
-        think.KimiK2ThinkParser,
-        think.Olmo3ThinkParser,
-        think.NemotronThinkParser,
-        think.SeedOssParser,
-        think.Gemma4ThinkParser,
+        think_tags.ThinkParser,
+        think_tags.Qwen3Parser,
+        think_tags.DeepSeekR1Parser,
+        think_tags.DeepSeekV31Parser,
+        think_tags.Glm45Parser,
+        think_tags.GraniteParser,
+        think_tags.MistralThinkParser,
+        think_tags.MiniMaxM2ThinkParser,
+        think_tags.KimiK2ThinkParser,
+        think_tags.Olmo3ThinkParser,
+        think_tags.NemotronThinkParser,
+        think_tags.SeedOssParser,
+        think_tags.Gemma4ThinkParser,
         TemplateReasoningParser,
     ]

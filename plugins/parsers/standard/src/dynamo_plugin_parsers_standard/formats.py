@@ -11,7 +11,7 @@ from dynamo_core import new_call_id
 from dynamo_text import CallArguments, CallArray, CallObject, CallReader, CallSink
 
 from dynamo_plugin_parsers_standard.grammar import CallGrammar
-from dynamo_plugin_parsers_standard.names import known_names
+from dynamo_plugin_parsers_standard.tool_names import known_names
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from dynamo_core import DeltaWriter, ModelText, ParserDelta, ReasoningParser, ToolCallParser, new_call_id
 from dynamo_text import CallArguments, Progress, surplus_kind
 
-from dynamo_plugin_parsers_standard.names import known_names
-from dynamo_plugin_parsers_standard.scan import Tags
-from dynamo_plugin_parsers_standard.signs import REASONING_SIGNS, TOOL_SIGNS, recognize
+from dynamo_plugin_parsers_standard.format_markers import REASONING_SIGNS, TOOL_SIGNS, recognize
+from dynamo_plugin_parsers_standard.scanner import Tags
+from dynamo_plugin_parsers_standard.tool_names import known_names
 
 _START, _CHANNEL, _CONSTRAIN, _MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")

@@ -17,7 +17,7 @@ from dynamo_plugin_parsers_standard.formats import (
     known_object,
 )
 from dynamo_plugin_parsers_standard.grammar import CallGrammar
-from dynamo_plugin_parsers_standard.machine import FormatParser
+from dynamo_plugin_parsers_standard.state_machine import FormatParser
 
 #: How a call begins that is an object, up to the arguments.
 OBJECT = '{"name": "{name}", "arguments": '

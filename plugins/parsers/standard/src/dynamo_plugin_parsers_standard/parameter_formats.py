@@ -6,12 +6,12 @@ import string
 from typing import ClassVar
 
 from dynamo_plugin_parsers_standard.formats import Body, CallFormat, Section
-from dynamo_plugin_parsers_standard.gemma import braces
+from dynamo_plugin_parsers_standard.gemma_calls import braces
 from dynamo_plugin_parsers_standard.grammar import CallGrammar
-from dynamo_plugin_parsers_standard.machine import FormatParser
-from dynamo_plugin_parsers_standard.pythonic import known_python_call, python_call, python_list
+from dynamo_plugin_parsers_standard.pythonic_calls import known_python_call, python_call, python_list
 from dynamo_plugin_parsers_standard.schema_values import ANY_JSON, STRING
-from dynamo_plugin_parsers_standard.tagged import TaggedSyntax, tagged
+from dynamo_plugin_parsers_standard.state_machine import FormatParser
+from dynamo_plugin_parsers_standard.tagged_calls import TaggedSyntax, tagged
 
 
 class _ParameterParser(FormatParser):

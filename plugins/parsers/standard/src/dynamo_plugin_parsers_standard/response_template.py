@@ -17,13 +17,13 @@ from dynamo_core import ModelText
 from dynamo_core.protocol import truncated
 
 from dynamo_plugin_parsers_standard.formats import CallFormat, Header, Section, json_arguments, json_array, json_object
-from dynamo_plugin_parsers_standard.gemma import braces
+from dynamo_plugin_parsers_standard.gemma_calls import braces
 from dynamo_plugin_parsers_standard.grammar import CallGrammar
 from dynamo_plugin_parsers_standard.json_formats import OBJECT, list_grammar
-from dynamo_plugin_parsers_standard.machine import FormatParser
-from dynamo_plugin_parsers_standard.patterns import Named, Sequence, Space, sequences
+from dynamo_plugin_parsers_standard.literal_patterns import Named, Sequence, Space, sequences
 from dynamo_plugin_parsers_standard.schema_values import ANY_JSON, STRING
-from dynamo_plugin_parsers_standard.tagged import TaggedSyntax, tagged
+from dynamo_plugin_parsers_standard.state_machine import FormatParser
+from dynamo_plugin_parsers_standard.tagged_calls import TaggedSyntax, tagged
 
 log = logging.getLogger(__name__)
 

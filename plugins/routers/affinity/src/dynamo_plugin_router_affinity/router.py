@@ -21,7 +21,7 @@ from dynamo_core import (
 from dynamo_core.errors import ServiceOverloaded, Unavailable
 from pydantic import Field
 
-from dynamo_plugin_router_affinity.rendezvous import SessionHash, capacity_of, within_bound
+from dynamo_plugin_router_affinity.rendezvous_hash import SessionHash, capacity_of, within_bound
 
 
 class AffinityConfig(PluginConfig):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from dynamo_plugin_router_slot_tracker.held_capacity import MAX_HELD
 from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS
 from dynamo_plugin_router_slot_tracker.replicas import SyncSettings
-from dynamo_plugin_router_slot_tracker.room import MAX_HELD
 from dynamo_plugin_router_slot_tracker.service import DEFAULT_PORT, ServiceSettings, listener_tls
 
 

@@ -10,8 +10,8 @@ from aiohttp import web
 from dynamo_core.protocol import UNREADABLE
 
 from dynamo_plugin_router_slot_tracker.errors import Malformed, Refusal, WrongContentType, WrongSchema
-from dynamo_plugin_router_slot_tracker.places import end_of, position
-from dynamo_plugin_router_slot_tracker.strict import StrictFields
+from dynamo_plugin_router_slot_tracker.json_positions import end_of, position
+from dynamo_plugin_router_slot_tracker.strict_json import StrictFields
 
 BodyT = TypeVar("BodyT", bound=msgspec.Struct)
 

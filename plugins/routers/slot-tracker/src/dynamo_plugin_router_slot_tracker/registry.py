@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed, Refusal, Unknown
-from dynamo_plugin_router_slot_tracker.room import MAX_HELD, HeldCapacity
+from dynamo_plugin_router_slot_tracker.held_capacity import MAX_HELD, HeldCapacity
 from dynamo_plugin_router_slot_tracker.schemas import (
     U32_MAX,
     Addition,

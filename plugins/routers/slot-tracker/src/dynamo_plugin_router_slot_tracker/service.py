@@ -14,10 +14,10 @@ from dynamo_core.errors import ConfigError
 from dynamo_http import PREFIX, AdminToken, Listener, metrics_route, refuse_pages
 
 from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, respond_listener_error
+from dynamo_plugin_router_slot_tracker.held_capacity import MAX_HELD
 from dynamo_plugin_router_slot_tracker.metrics import ServiceMetrics
 from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS, Registry
 from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
-from dynamo_plugin_router_slot_tracker.room import MAX_HELD
 from dynamo_plugin_router_slot_tracker.snapshot import snapshot_route, take_snapshot
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from dynamo_core import Expected, PluginConfig, ResponseStore, ResponseStoreServ
 from dynamo_core.errors import ConfigError, Unavailable
 from pydantic import Field
 
-from dynamo_plugin_response_store_sqlite.lane import Lane
+from dynamo_plugin_response_store_sqlite.connection_threads import Lane
 
 T = TypeVar("T")
 

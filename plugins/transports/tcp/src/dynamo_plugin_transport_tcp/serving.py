@@ -51,7 +51,7 @@ from dynamo_plugin_transport_tcp.messages import (
     listener_decoder,
 )
 from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
-from dynamo_plugin_transport_tcp.unfinished import LARGE, UnfinishedFrames
+from dynamo_plugin_transport_tcp.unfinished_frames import LARGE, UnfinishedFrames
 
 log = logging.getLogger(__name__)
 

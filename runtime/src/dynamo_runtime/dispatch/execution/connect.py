@@ -27,7 +27,7 @@ from dynamo_core.errors import (
     blames_worker,
     retryable,
 )
-from dynamo_core.protocol.reading import truncated
+from dynamo_core.protocol.decoding import truncated
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
 

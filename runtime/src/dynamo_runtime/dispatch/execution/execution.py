@@ -27,8 +27,8 @@ from dynamo_core.errors import (
     retryable,
 )
 from dynamo_core.protocol.annotated import Annotated
+from dynamo_core.protocol.decoding import truncated
 from dynamo_core.protocol.output import CompletionUsage, LLMEngineOutput
-from dynamo_core.protocol.reading import truncated
 from dynamo_core.protocol.request import PreprocessedRequest, TraceLink
 from dynamo_core.tasks import TaskSet
 
@@ -36,7 +36,7 @@ from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, Respon
 from dynamo_runtime.dispatch.load.tracker import Reservation
 from dynamo_runtime.dispatch.pools.worker_group import RoutePlan, RoutePlanner
 from dynamo_runtime.dispatch.timeouts import FixedTimeouts, StallTimeout
-from dynamo_runtime.dispatch.unread import UnreadAnswers
+from dynamo_runtime.dispatch.unread_answers import UnreadAnswers
 from dynamo_runtime.telemetry.request_events import RequestEventHub
 from dynamo_runtime.telemetry.route_span import RouteSpan
 

@@ -16,7 +16,7 @@ from dynamo_core.contracts.request_events import RequestAdmitted, RequestRefused
 from dynamo_core.contracts.router import PoolView, RoutingRequest
 from dynamo_core.contracts.transport import Transport
 from dynamo_core.errors import DynamoError, ServiceOverloaded
-from dynamo_core.protocol.reading import truncated
+from dynamo_core.protocol.decoding import truncated
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints
 from dynamo_core.resources import AsyncResource
 from dynamo_telemetry import logs
@@ -29,7 +29,7 @@ from dynamo_runtime.dispatch.execution.prefill import PrefillStep
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
 from dynamo_runtime.dispatch.pools.worker_group import RoutePlan, RoutePlanner
-from dynamo_runtime.dispatch.unread import UnreadAnswers
+from dynamo_runtime.dispatch.unread_answers import UnreadAnswers
 from dynamo_runtime.telemetry.request_events import RequestEventHub
 from dynamo_runtime.telemetry.stages import Stages
 

@@ -19,7 +19,7 @@ from dynamo_core.protocol.output import FinishReason
 
 from dynamo_runtime.dispatch.load.tracker import Reservation
 from dynamo_runtime.dispatch.timeouts import StallTimeout, StallTimer
-from dynamo_runtime.dispatch.unread import ReaderTimer, UnreadAnswer, UnreadAnswers
+from dynamo_runtime.dispatch.unread_answers import ReaderTimer, UnreadAnswer, UnreadAnswers
 from dynamo_runtime.telemetry.route_span import RouteSpan
 
 log = logging.getLogger(__name__)

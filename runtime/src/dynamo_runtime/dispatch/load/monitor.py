@@ -19,12 +19,12 @@ import msgspec
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.thresholds import RankLoad
+from dynamo_core.protocol.decoding import read
 from dynamo_core.protocol.events import KV_METRICS, ActiveLoad
-from dynamo_core.protocol.reading import read
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 
-from dynamo_runtime.dispatch.load.listening import listen
+from dynamo_runtime.dispatch.load.load_subscription import listen
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
 from dynamo_runtime.dispatch.pools.pool import Pool
 

@@ -17,12 +17,12 @@ import msgspec
 from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery, Lease
 from dynamo_core.contracts.events import EventPlane
+from dynamo_core.protocol.decoding import read
 from dynamo_core.protocol.events import PLACED_LOADS, PlacedLoads
-from dynamo_core.protocol.reading import read
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 
-from dynamo_runtime.dispatch.load.listening import RETRY, listen
+from dynamo_runtime.dispatch.load.load_subscription import RETRY, listen
 from dynamo_runtime.dispatch.load.peer_loads import Rank
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
 

@@ -16,9 +16,9 @@ from dynamo_core.contracts.router import Router
 from dynamo_core.contracts.tokenizer import Tokenizer
 from dynamo_core.errors import ModelNotFound, NotSupported, Unavailable
 from dynamo_core.protocol.cards import read_card, read_instance
-from dynamo_core.protocol.reading import Unreadable, truncated
+from dynamo_core.protocol.decoding import Unreadable, truncated
 from dynamo_core.protocol.records import AGGREGATED, CARDS, DECODE, INSTANCES, PREFILL, Instance, ModelCard
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core.protocol.unreadable_warnings import UnreadableWarner
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 

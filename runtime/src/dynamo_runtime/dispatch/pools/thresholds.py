@@ -17,8 +17,8 @@ from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery, WatchKind
 from dynamo_core.contracts.thresholds import THRESHOLDS, Changes, Thresholds, check_changes
 from dynamo_core.protocol.cards import check_model_name
-from dynamo_core.protocol.reading import read
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core.protocol.decoding import read
+from dynamo_core.protocol.unreadable_warnings import UnreadableWarner
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 

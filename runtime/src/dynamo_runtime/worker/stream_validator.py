@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
-from dynamo_core.contracts.boundary import (
+from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.contracts.engine_boundary import (
     ContractViolation,
     check_stream,
     content_fault,
@@ -16,11 +17,10 @@ from dynamo_core.contracts.boundary import (
     suspended_at,
     usage_fault,
 )
-from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.contracts.model_folder import MODEL_CONFIG, TOKENIZER
 from dynamo_core.contracts.tokenizer import BYTES_VOCAB_SIZE
+from dynamo_core.protocol.decoding import read_json
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
-from dynamo_core.protocol.reading import read_json
 from dynamo_core.protocol.request import PreprocessedRequest
 
 #: 1 switches it on, 0 off. Unset, it is on under pytest.

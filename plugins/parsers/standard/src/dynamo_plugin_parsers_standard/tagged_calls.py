@@ -11,9 +11,9 @@ from typing import TypeAlias
 from dynamo_text import CallReader, Progress
 
 from dynamo_plugin_parsers_standard.formats import CallStart
-from dynamo_plugin_parsers_standard.names import known_names
-from dynamo_plugin_parsers_standard.scan import Tags, end_of, may_begin, skip_white
+from dynamo_plugin_parsers_standard.scanner import Tags, end_of, may_begin, skip_white
 from dynamo_plugin_parsers_standard.schema_values import LONGEST_NULL, STRING, ParameterTypes, Types, json_of, string
+from dynamo_plugin_parsers_standard.tool_names import known_names
 
 #: The longest name of a function or a parameter.
 _LONGEST = 256

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 from dynamo_core import DeltaWriter, ModelText, ParserDelta, ToolCallParser
 from dynamo_text import CallReader, Progress, surplus_kind
 
+from dynamo_plugin_parsers_standard.format_markers import TOOL_SIGNS, recognize
 from dynamo_plugin_parsers_standard.formats import Body, CallFormat, CallStart
-from dynamo_plugin_parsers_standard.scan import Scanner, State, Tags, skip_white
-from dynamo_plugin_parsers_standard.signs import TOOL_SIGNS, recognize
+from dynamo_plugin_parsers_standard.scanner import Scanner, State, Tags, skip_white
 
 #: The longest word of a header.
 _LONGEST = 256

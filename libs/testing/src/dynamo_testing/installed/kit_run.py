@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from dynamo_core.errors import ConfigError
 
+from dynamo_testing.assertion_rewriting import REWRITTEN
 from dynamo_testing.engine.report import FAILED, OK, SKIPPED
 from dynamo_testing.installed.subject import Subject
-from dynamo_testing.rewritten import REWRITTEN
 
 if TYPE_CHECKING:
     import pytest

@@ -11,14 +11,14 @@ from dynamo_core import GENERATION_CONFIG, MODEL_CONFIG, SPECIAL_TOKENS, TOKENIZ
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol import Unreadable, read_json, truncated
 
-from dynamo_text.generic import LibraryStream
+from dynamo_text.library_stream import LibraryStream
 from dynamo_text.limits import EncodeLimit
 from dynamo_text.panics import raise_panics
-from dynamo_text.pieces import FirstStream, PieceStream, PieceTable, StripStream, piece_rules
-from dynamo_text.piecewise import PieceEncoder
+from dynamo_text.piecewise_encoding import PieceEncoder
 from dynamo_text.prefix_cache import EncodeJob, TokenCache, TokenCacheStore
-from dynamo_text.splitting import TextSplitter, affixes, is_deterministic, safe_splitter
+from dynamo_text.text_splitter import TextSplitter, affixes, is_deterministic, safe_splitter
 from dynamo_text.token_bound import TokenBound, token_bound
+from dynamo_text.token_pieces import FirstStream, PieceStream, PieceTable, StripStream, piece_rules
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Library

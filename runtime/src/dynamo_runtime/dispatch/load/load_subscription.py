@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery
 from dynamo_core.contracts.events import EventPlane
-from dynamo_core.protocol.reading import Unreadable
-from dynamo_core.protocol.unreadable import UnreadableWarner
+from dynamo_core.protocol.decoding import Unreadable
+from dynamo_core.protocol.unreadable_warnings import UnreadableWarner
 
 log = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from itertools import chain
 from types import FrameType
 from typing import ClassVar, Final, TypeAlias
 
-from dynamo_core.contracts.boundary import EngineFiles, engine_name, location
 from dynamo_core.contracts.engine import LLMEngine
+from dynamo_core.contracts.engine_boundary import EngineFiles, engine_name, location
 from dynamo_core.resources import AsyncResource
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from dynamo_core import (
 )
 from dynamo_core.protocol import format_instance_id
 
-from dynamo_plugin_extension_feed.names import WorkerNames
+from dynamo_plugin_extension_feed.worker_names import WorkerNames
 
 #: How many requests that have not ended are kept. More are there only if their ends were lost.
 OPEN: Final = 20_000

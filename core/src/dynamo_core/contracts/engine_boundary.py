@@ -15,9 +15,9 @@ from typing import Any
 
 import msgspec
 
-from dynamo_core.contracts.bridge import unwrap
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.contracts.foreign_engine import unwrap
 from dynamo_core.errors import BackendUnknown
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dynamo_text import MAX_DEPTH, CallReader, CallSink, Progress
 
 from dynamo_plugin_parsers_standard.formats import CallStart
-from dynamo_plugin_parsers_standard.names import known_names
-from dynamo_plugin_parsers_standard.scan import skip_white
+from dynamo_plugin_parsers_standard.scanner import skip_white
 from dynamo_plugin_parsers_standard.schema_values import json_of_literal, python_expression
+from dynamo_plugin_parsers_standard.tool_names import known_names
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]*")
 _LONGEST_NAME = 256

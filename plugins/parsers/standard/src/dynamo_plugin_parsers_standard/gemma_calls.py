@@ -9,7 +9,7 @@ from typing import TypeAlias
 from dynamo_text import MAX_DEPTH, CallReader, Progress
 
 from dynamo_plugin_parsers_standard.formats import CallStart
-from dynamo_plugin_parsers_standard.scan import end_of, find_tag, may_begin, skip_white
+from dynamo_plugin_parsers_standard.scanner import end_of, find_tag, may_begin, skip_white
 from dynamo_plugin_parsers_standard.schema_values import STRING, ParameterTypes, Types, json_of, string
 
 _LONGEST = 256

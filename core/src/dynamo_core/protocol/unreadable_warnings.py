@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from dynamo_core.protocol.reading import truncated
+from dynamo_core.protocol.decoding import truncated
 
 #: Warnings allowed at once, and the seconds after which one more is allowed.
 BURST = 10

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from dynamo_core import DeltaWriter, ModelText, ParserDelta, ReasoningParser
 
 from dynamo_plugin_parsers_standard.grammar import reasoning_tag
-from dynamo_plugin_parsers_standard.patterns import Named, Sequence
+from dynamo_plugin_parsers_standard.literal_patterns import Named, Sequence
 from dynamo_plugin_parsers_standard.response_template import (
     CALLS,
     CONTENT,
@@ -21,7 +21,7 @@ from dynamo_plugin_parsers_standard.response_template import (
     distinct,
     markers,
 )
-from dynamo_plugin_parsers_standard.scan import Scanner, Tags
+from dynamo_plugin_parsers_standard.scanner import Scanner, Tags
 
 
 @dataclass(frozen=True, slots=True)

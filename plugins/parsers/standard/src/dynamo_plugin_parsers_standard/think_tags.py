@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 from dynamo_core import ContentDelta, DeltaWriter, ModelText, ParserDelta, ReasoningParser
 
+from dynamo_plugin_parsers_standard.format_markers import REASONING_SIGNS, recognize
 from dynamo_plugin_parsers_standard.grammar import reasoning_tag
-from dynamo_plugin_parsers_standard.scan import Scanner, State, Tags, skip_white
-from dynamo_plugin_parsers_standard.signs import REASONING_SIGNS, recognize
+from dynamo_plugin_parsers_standard.scanner import Scanner, State, Tags, skip_white
 
 _NEWLINES = re.compile(r"\n*")
 #: Characters at the end of a prompt in which a tag may stand, white space included.

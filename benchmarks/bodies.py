@@ -251,7 +251,7 @@ def measure(body: Body, port: int, pid: int, probe: Connection, at_once: int, id
 @contextlib.contextmanager
 def served(python: str, folder: Path) -> Iterator[tuple[int, int]]:
     """Serve a model with a small context over processes; gives the port and the frontend's pid."""
-    from dynamo_testing.ports import free_port
+    from dynamo_testing.servers.ports import free_port
     from dynamo_testing.tiny_model import make_tokenizer_folder
 
     model = make_tokenizer_folder(folder / "model")

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 import msgspec
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from benchmarks.children import ChildFailed, Children, accepts
 from benchmarks.http1 import BadResponse, Endpoint, fetch

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from dynamo_core.contracts.request_events import RequestEvent
+from dynamo_core.contracts.requests.request_events import RequestEvent
 from dynamo_plugin_extension_feed.feed import FeedConfig, FeedExtension
 from dynamo_testing.extension.events import answered
 from dynamo_testing.extension.host import TOKEN, ExtensionHost

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from benchmarks.children import ChildFailed, Children, answers_ready, parts_of

@@ -22,7 +22,7 @@ import msgspec
 from dynamo_core import PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo_core.contracts.engine import LLMEngine
 from dynamo_testing import mock_context
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from benchmarks.children import Children, answers_ready, parts_of
 from benchmarks.http1 import BadResponse, Connection, Endpoint

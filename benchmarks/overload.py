@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 from dynamo_http.auth import hash_of, new_key
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from benchmarks.children import ChildFailed, Children, answers_ready, parts_of
 from benchmarks.http1 import BadResponse, Connection, Endpoint, fetch

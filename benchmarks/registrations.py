@@ -26,7 +26,7 @@ from dynamo_core import (
     RoutingRequest,
     Served,
 )
-from dynamo_core.contracts.call import GENERATE
+from dynamo_core.contracts.transports.call import GENERATE
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import CARDS, INSTANCES

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Projection, Registration, RequestKey
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from benchmarks.children import ChildFailed, Children, accepts
 from benchmarks.http1 import BadResponse, Connection, Endpoint, fetch

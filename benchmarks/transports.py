@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from benchmarks.brokers import BROKERS, Broker, ServerMissing

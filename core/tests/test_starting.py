@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 import pytest
 from dynamo_core import startup_waits
 from dynamo_core.startup_waits import quote_greeting, read_greeting
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 Serve = Callable[..., Awaitable[int]]
 

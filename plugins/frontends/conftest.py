@@ -31,7 +31,7 @@ from dynamo_core import (
     Sink,
     Source,
 )
-from dynamo_core.contracts.explain import RouteView
+from dynamo_core.contracts.requests.explain import RouteView
 from dynamo_core.errors import ModelNotFound, Unavailable
 from dynamo_core.protocol import Annotated, ModelCard, RequestRecord
 from dynamo_core.protocol.output import merge_outputs

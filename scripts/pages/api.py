@@ -15,7 +15,7 @@ from dynamo_generation.bodies import limits
 from dynamo_runtime.assembly.application import Application
 from dynamo_runtime.assembly.roles import role_of
 from dynamo_runtime.settings import load_settings
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from scripts.pages.tables import code, table
 

@@ -9,9 +9,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from dynamo_core.contracts import request_events
 from dynamo_core.contracts.extension import ExtensionServices
 from dynamo_core.contracts.plugin import KINDS, Plugin
+from dynamo_core.contracts.requests import request_events
 from dynamo_core.hookspecs import lifecycle, register
 from dynamo_core.plugins.loader import CONTRACTS, REASONING_PARSER
 from dynamo_core.protocol import RequestRecord

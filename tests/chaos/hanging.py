@@ -18,7 +18,7 @@ from typing import Any
 
 import aiohttp
 from dynamo_testing.faults import Direction, FaultPlan, FaultProxy, HalfOpen
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.chaos.client import Client
 from tests.chaos.history import Asked, History

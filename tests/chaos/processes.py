@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import aiohttp
 from dynamo_testing.faults import FaultPlan, FaultProxy, Raw
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.chaos.wire import BrokerRequests, Requests, TcpRequests
 from tests.e2e.brokers import Servers

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.deploy.prometheus import RULES, Prometheus, rules_in
 from tests.e2e.asking import PATH, Stream, chat, read_to_end

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.deploy.conftest import REPOSITORY
 from tests.deploy.prometheus import PACK, RULES, Prometheus, promtool, rules_in, told

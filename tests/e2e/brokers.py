@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import redis
-from dynamo_testing.ports import free_port
-from dynamo_testing.server_process import ServerProcess, server_binary
+from dynamo_testing.servers.ports import free_port
+from dynamo_testing.servers.server_process import ServerProcess, server_binary
 
 #: The profiles of `examples/profiles/dynamo.yaml`. The one without processes is last.
 PROFILES = ("tcp-file", "tcp-redis", "nats-etcd", "redis-redis", "inproc")

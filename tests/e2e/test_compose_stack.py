@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.e2e.asking import Stream, answer
 

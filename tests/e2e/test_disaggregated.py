@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.e2e.asking import answer
 

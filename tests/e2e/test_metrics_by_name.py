@@ -8,7 +8,7 @@ import urllib.request
 from typing import Any
 
 import pytest
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.architecture.metrics_page import rows

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.e2e.asking import PATH, chat
 from tests.e2e.brokers import Broker, Etcd, Nats, Redis

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.otlp import METRICS, Histogram, OtlpReceiver, histograms
+from dynamo_testing.servers.otlp import METRICS, Histogram, OtlpReceiver, histograms
 
 CONFIG = """
 frontend: {processes: 1}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.e2e.asking import Stream
 from tests.e2e.sessions import alive, leading_a_session, session

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.e2e.asking import PATH, Stream, answer, ask, chat
 from tests.e2e.brokers import PROFILES, Servers

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from dynamo_http.auth import hash_of
-from dynamo_testing.certificates import make_certificates
+from dynamo_testing.servers.certificates import make_certificates
 
 TOKEN = "operators-token-of-the-test"
 STAYS, *OTHERS = (f"dyn-key-number-{number}-of-the-test" for number in range(4))

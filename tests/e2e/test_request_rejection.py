@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.e2e.brokers import Nats, Redis
 

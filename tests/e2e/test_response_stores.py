@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.redis_server import RedisServer, redis_binary
-from dynamo_testing.server_process import starting
+from dynamo_testing.servers.redis_server import RedisServer, redis_binary
+from dynamo_testing.servers.server_process import starting
 
 __all__ = ["redis_binary"]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.e2e.conftest import Process, clean_environment
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 REQUESTS = 20_000
 CLIENTS = 64

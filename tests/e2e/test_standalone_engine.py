@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_runtime import engine_main
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.e2e.conftest import Log, Process
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.e2e.asking import read_to_end, text_of
 from tests.e2e.sessions import leading_a_session, session

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 from dynamo_testing.tiny_model import make_tokenizer_folder
 
 from tests.e2e.asking import read_to_end

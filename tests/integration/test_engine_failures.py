@@ -19,7 +19,7 @@ from dynamo_core import (
     Source,
 )
 from dynamo_core import chunk as piece
-from dynamo_core.contracts.call import GENERATE, MODEL_FILE
+from dynamo_core.contracts.transports.call import GENERATE, MODEL_FILE
 from dynamo_core.errors import EngineShutdown, ResponseTimeout
 from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import CARDS, INSTANCES, ModelFile, ModelFileChunk
@@ -96,7 +96,7 @@ async def test_unread_engine_output_is_bounded(house: Any) -> None:
 async def test_a_worker_that_accepts_too_late_costs_the_request_nothing(
     make_house: Callable[..., Any], tokens_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.contracts.serving.STOP_GRACE", 0.01)
+    monkeypatch.setattr("dynamo_core.contracts.transports.serving.STOP_GRACE", 0.01)
     house = make_house(deadlines=Deadlines(accept=0.2))
     await register(house, accept_late)
     await register(house, answer)

@@ -66,7 +66,7 @@ class Reporting(Freezing):
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     Freezing.made = []
     monkeypatch.setattr("dynamo_runtime.worker.progress.INTERVAL", REPORTS)
-    monkeypatch.setattr("dynamo_core.contracts.serving.STOP_GRACE", 0.05)
+    monkeypatch.setattr("dynamo_core.contracts.transports.serving.STOP_GRACE", 0.05)
 
 
 async def asked(house: Any) -> Freezing:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from dynamo_core import ServedContext
-from dynamo_core.contracts.call import MODEL_FILE
+from dynamo_core.contracts.transports.call import MODEL_FILE
 from dynamo_core.errors import Unavailable
 from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import CARDS, INSTANCES, ModelFile, ModelFileChunk, ModelFileRequest

@@ -871,7 +871,7 @@ CLIENTS = ("reads", "leaves while it asks", "leaves at once", "leaves after an i
 async def test_no_state_is_left_after_any_outcome(
     make_house: Callable[..., Any], prefill: type[Prefiller], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.contracts.serving.STOP_GRACE", 0.01)
+    monkeypatch.setattr("dynamo_core.contracts.transports.serving.STOP_GRACE", 0.01)
     monkeypatch.setattr("dynamo_runtime.dispatch.execution.prefill.SETTLE", 0.01)
     admission = Counting()
     house = make_house(admission=admission, deadlines=Deadlines(first_item=0.03, total=0.06, decode_wait=0.03))

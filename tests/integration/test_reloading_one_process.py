@@ -19,7 +19,7 @@ from dynamo_plugin_router_affinity.router import AffinityRouter
 from dynamo_plugin_router_kv.router import KvRouter
 from dynamo_runtime.assembly.application import Application
 from dynamo_runtime.settings import load_settings
-from dynamo_testing.certificates import make_certificates
+from dynamo_testing.servers.certificates import make_certificates
 
 KEYS = [f"dyn-key-{number}-{'x' * 20}" for number in range(3)]
 TOKEN = "operators-token-of-the-test"

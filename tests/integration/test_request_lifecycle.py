@@ -224,7 +224,7 @@ async def test_stopping_the_context_ends_the_stream_with_a_cancelled_terminal(ho
 async def test_an_engine_that_does_not_stop_is_cancelled_after_the_grace(
     house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.contracts.serving.STOP_GRACE", 0.01)
+    monkeypatch.setattr("dynamo_core.contracts.transports.serving.STOP_GRACE", 0.01)
     worker = await house.run(Silent)
     stream = await house.generate([1])
 
@@ -343,7 +343,7 @@ async def test_a_request_that_leaves_the_queue_frees_its_place(house: Any) -> No
 async def test_no_first_item_within_the_deadline_is_an_error(
     make_house: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dynamo_core.contracts.serving.STOP_GRACE", 0.01)
+    monkeypatch.setattr("dynamo_core.contracts.transports.serving.STOP_GRACE", 0.01)
     house = make_house(deadlines=Deadlines(first_item=0.01))
     await house.run(Silent)
     stream = await house.generate([1])

@@ -21,7 +21,7 @@ from dynamo_core import (
     StopConditions,
     WorkerConfig,
 )
-from dynamo_core.contracts.call import WORKER_STATE
+from dynamo_core.contracts.transports.call import WORKER_STATE
 from dynamo_core.errors import Unavailable
 from dynamo_core.protocol.records import CORDONED, DRAINING, SERVING, WorkerStateReport, WorkerStateRequest
 from dynamo_plugin_engine_mocker.config import MockerConfig

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 from tests.e2e.conftest import Log
 

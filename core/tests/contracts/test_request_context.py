@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from dynamo_core.contracts.call import ServedContext
-from dynamo_core.contracts.context import EngineContext, GenerateContext
+from dynamo_core.contracts.requests.context import EngineContext, GenerateContext
+from dynamo_core.contracts.transports.call import ServedContext
 
 
 def test_the_attempt_id_defaults_to_the_request_id() -> None:

@@ -5,9 +5,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from dynamo_core.contracts import serving
-from dynamo_core.contracts.call import Handler, ServedContext
-from dynamo_core.contracts.serving import ServedCall
+from dynamo_core.contracts.transports import serving
+from dynamo_core.contracts.transports.call import Handler, ServedContext
+from dynamo_core.contracts.transports.serving import ServedCall
 from dynamo_core.errors import BackendError, Cancelled, Disconnected, DynamoError, Unknown, WorkerOverloaded
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.tasks import TaskSet

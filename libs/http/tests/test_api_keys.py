@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 from dynamo_core.contracts.http_route import HttpRoute
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.errors import ConfigError
 from dynamo_http.auth import AdminToken, ApiKeys, hash_of, new_key
 from dynamo_http.request import principal_of

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from dynamo_core.contracts.http_route import HttpRoute
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.errors import InvalidArgument
 from dynamo_http.client_headers import CLIENT_HEADERS, client_headers, with_client_headers
 from dynamo_http.request import PRINCIPAL, principal_of

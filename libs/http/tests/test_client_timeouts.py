@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_http.request import PRINCIPAL, principal_of
 
 

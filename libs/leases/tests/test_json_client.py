@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from dynamo_core.errors import CannotConnect
 from dynamo_leases import JsonClient, JsonStream, StreamEnded, UnsupportedServer, untrusted
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from dynamo_testing import ports
+from dynamo_testing.servers import ports
 
 
 def test_a_port_that_one_process_has_is_given_to_no_other() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from dynamo_core import DynamoError, Endpoint, EngineContext, LLMEngineOutput, PluginConfig, Served, ServedContext
-from dynamo_core.contracts import serving
+from dynamo_core.contracts.transports import serving
 from dynamo_core.errors import (
     CannotConnect,
     Disconnected,

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from dynamo_core.contracts.admission import AdmissionServices, Permit
-from dynamo_core.contracts.call import Endpoint, Sink, Source
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.events import EventPlane
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.contracts.router import PoolView, Route, Router, RoutingRequest, no_worker
-from dynamo_core.contracts.transport import Served, Transport
+from dynamo_core.contracts.transports.call import Endpoint, Sink, Source
+from dynamo_core.contracts.transports.events import EventPlane
+from dynamo_core.contracts.transports.transport import Served, Transport
 from dynamo_core.errors import Disconnected, DynamoError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput, usage

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.contracts.thresholds import RankLoad
 from dynamo_core.errors import DynamoError, ServiceOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest

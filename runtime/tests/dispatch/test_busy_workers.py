@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from dynamo_core.contracts.admission import Permit, SharedPermit
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.errors import CannotConnect, ServiceOverloaded, WorkerOverloaded
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
 from dynamo_runtime.dispatch.execution.response_stream import ResponseStream

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from dynamo_core.contracts.admission import Permit
-from dynamo_core.contracts.call import GENERATE
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.contracts.router import Route
+from dynamo_core.contracts.transports.call import GENERATE
 from dynamo_core.errors import Cancelled, DeadlineExceeded, Disconnected, DynamoError, ResponseTimeout
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import Instance, ModelCard

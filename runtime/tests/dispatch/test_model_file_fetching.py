@@ -8,8 +8,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from dynamo_core.contracts.call import MODEL_FILE, ServedContext
 from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.transports.call import MODEL_FILE, ServedContext
 from dynamo_core.errors import DynamoError, StreamIncomplete
 from dynamo_core.protocol.records import Instance, ModelCard, ModelFile, ModelFileChunk, ModelFileRequest
 from dynamo_plugin_transport_inproc.transport import InprocTransport

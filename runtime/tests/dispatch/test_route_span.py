@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.requests.context import EngineContext
 from dynamo_core.errors import BackendError, CannotConnect, DynamoError, InvalidArgument, WorkerOverloaded
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import LLMEngineOutput

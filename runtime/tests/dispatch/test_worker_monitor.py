@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 from dynamo_core.contracts.discovery import Discovery, Lease
-from dynamo_core.contracts.events import EventPlane, Publisher
 from dynamo_core.contracts.router import Route
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
+from dynamo_core.contracts.transports.events import EventPlane, Publisher
 from dynamo_core.protocol.events import ActiveLoad, PlacedLoad, PlacedLoads
 from dynamo_core.protocol.records import Instance, ModelCard, RuntimeConfig
 from dynamo_runtime.dispatch.load.monitor import EXPIRY, WorkerMonitor

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from dynamo_core import tracing
 from dynamo_core.contracts.frontend import InflightRequest, RequestLog
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, ServiceOverloaded, problem_of
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_runtime.telemetry import inflight

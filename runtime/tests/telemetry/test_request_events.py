@@ -6,8 +6,8 @@ import asyncio
 from collections import deque
 
 import pytest
-from dynamo_core.contracts.principal import Principal
-from dynamo_core.contracts.request_events import (
+from dynamo_core.contracts.requests.principal import Principal
+from dynamo_core.contracts.requests.request_events import (
     RequestEvent,
     RequestFinished,
     RequestFirstToken,

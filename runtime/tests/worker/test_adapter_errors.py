@@ -21,7 +21,7 @@ from dynamo_core import (
     chunk,
     tracing,
 )
-from dynamo_core.contracts.call import GENERATE
+from dynamo_core.contracts.transports.call import GENERATE
 from dynamo_core.errors import BackendUnknown, WorkerOverloaded
 from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.records import Instance

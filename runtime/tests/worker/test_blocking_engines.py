@@ -23,8 +23,8 @@ from dynamo_core import (
     WorkerConfig,
     chunk,
 )
-from dynamo_core.contracts.call import GENERATE
 from dynamo_core.contracts.engine_boundary import EngineFiles
+from dynamo_core.contracts.transports.call import GENERATE
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
 
 from runtime.tests.worker.engines import Plain

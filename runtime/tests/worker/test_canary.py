@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.call import GENERATE
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.discovery import WatchKind
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.contracts.requests.context import GenerateContext
+from dynamo_core.contracts.transports.call import GENERATE
 from dynamo_core.errors import BackendError, DynamoError, ResponseTimeout, StreamIncomplete, WorkerOverloaded
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import Instance, ModelCard

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from dynamo_core.contracts.engine import LLMEngine
-from dynamo_core.contracts.events import EventPlane, Publisher
+from dynamo_core.contracts.transports.events import EventPlane, Publisher
 from dynamo_core.protocol.events import ActiveLoad
 from dynamo_core.tasks import TaskSet
 from dynamo_runtime.worker import publishers

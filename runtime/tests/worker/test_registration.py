@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.discovery import Lease
+from dynamo_core.contracts.transports.call import ServedContext
 from dynamo_core.errors import CannotConnect, EngineShutdown, InvalidArgument, Unavailable
 from dynamo_core.protocol.cards import read_instance
 from dynamo_core.protocol.records import (

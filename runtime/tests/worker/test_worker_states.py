@@ -8,11 +8,11 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from dynamo_core.contracts.call import WORKER_STATE
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.discovery import WatchKind
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.contracts.requests.context import GenerateContext
+from dynamo_core.contracts.transports.call import WORKER_STATE
 from dynamo_core.errors import BackendError, CannotConnect, ConfigError, InvalidArgument
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import CORDONED, WorkerStateRequest

@@ -17,7 +17,7 @@ from dynamo_core import (
     LLMEngineOutput,
     PreprocessedRequest,
 )
-from dynamo_core.contracts.call import EMBED, GENERATE, MODEL_FILE, SCORE
+from dynamo_core.contracts.transports.call import EMBED, GENERATE, MODEL_FILE, SCORE
 from dynamo_core.protocol import UNREADABLE, Unreadable
 from dynamo_core.protocol.decoding import check_depth, read
 from dynamo_plugin_extension_feed.rates import FrontendCounts, ModelCounts, TenantCounts, Totals, WorkerCounts

@@ -235,13 +235,14 @@ class NoWire:
 
 
 @reader(
-    "dynamo_plugin_router_slot_tracker.replication:Replication.__init__ msgspec.msgpack.Decoder",
-    "dynamo_plugin_router_slot_tracker.replication:Replication.__init__ msgspec.msgpack.Decoder #2",
-    "dynamo_plugin_router_slot_tracker.replication:Replication.__init__ msgspec.msgpack.Decoder #3",
+    "dynamo_plugin_router_slot_tracker.replication.messages:Replication.__init__ msgspec.msgpack.Decoder",
+    "dynamo_plugin_router_slot_tracker.replication.messages:Replication.__init__ msgspec.msgpack.Decoder #2",
+    "dynamo_plugin_router_slot_tracker.replication.messages:Replication.__init__ msgspec.msgpack.Decoder #3",
     bodies=msgpack_bodies,
 )
 async def events_of_slots() -> AsyncGenerator[Feed, None]:
-    from dynamo_plugin_router_slot_tracker.events import (
+    from dynamo_plugin_router_slot_tracker.registry import Registry
+    from dynamo_plugin_router_slot_tracker.replication.events import (
         FREE,
         PARTS_TOPIC,
         PROGRESS_TOPIC,
@@ -250,8 +251,7 @@ async def events_of_slots() -> AsyncGenerator[Feed, None]:
         Message,
         WorkerRank,
     )
-    from dynamo_plugin_router_slot_tracker.registry import Registry
-    from dynamo_plugin_router_slot_tracker.replication import Replication
+    from dynamo_plugin_router_slot_tracker.replication.messages import Replication
 
     replication = Replication(Registry(), NoWire(), gaps=True)
 

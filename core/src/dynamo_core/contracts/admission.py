@@ -10,7 +10,7 @@ from typing import ClassVar
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import Plugin
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.contracts.router import PoolView
 from dynamo_core.contracts.thresholds import NO_THRESHOLDS, RankLoad, ThresholdView
 from dynamo_core.protocol.request import PreprocessedRequest

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import Plugin
+from dynamo_core.contracts.requests.context import EngineContext, GenerateContext
 from dynamo_core.errors import BackendError, NotSupported
 from dynamo_core.protocol.events import ActiveLoad, KvEvent
 from dynamo_core.protocol.output import LLMEngineOutput

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery
-from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.frontend import ModelDirectory
 from dynamo_core.contracts.http_route import HttpRoute, OperatorCheck
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.contracts.peers import FrontendPeers
 from dynamo_core.contracts.plugin import FRONTEND_ROLE, Plugin
-from dynamo_core.contracts.request_events import RequestEvents
+from dynamo_core.contracts.requests.request_events import RequestEvents
 from dynamo_core.contracts.router import EndpointCaller, LoadView, PoolView
 from dynamo_core.contracts.thresholds import ThresholdControl
+from dynamo_core.contracts.transports.events import EventPlane
+from dynamo_core.contracts.transports.peers import FrontendPeers
 from dynamo_core.errors import NotSupported
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.contracts.requests.context import GenerateContext
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest

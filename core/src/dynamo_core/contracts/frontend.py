@@ -9,13 +9,13 @@ from typing import ClassVar, Protocol
 
 from dynamo_core.contracts.admission import Permit
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.parsers import Parsers
 from dynamo_core.contracts.plugin import Plugin
-from dynamo_core.contracts.principal import ANONYMOUS, Principal
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.requests.explain import RouteView
+from dynamo_core.contracts.requests.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.response_store import ResponseStore
 from dynamo_core.contracts.thresholds import ThresholdControl
 from dynamo_core.contracts.tokenizer import Tokenizer

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dynamo_core import kv
-from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.config import PluginConfig, PluginRef
 from dynamo_core.contracts.discovery import Discovery
-from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.metrics import MetricsScope
 from dynamo_core.contracts.plugin import Plugin
-from dynamo_core.contracts.principal import ANONYMOUS, Principal
+from dynamo_core.contracts.requests.principal import ANONYMOUS, Principal
+from dynamo_core.contracts.transports.call import Endpoint
+from dynamo_core.contracts.transports.events import EventPlane
 from dynamo_core.errors import DynamoError, PluginError, ServiceOverloaded, Unavailable
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
     from dynamo_core.contracts.response_store import ResponseStore
     from dynamo_core.contracts.router import Router
-    from dynamo_core.contracts.transport import Transport
+    from dynamo_core.contracts.transports.transport import Transport
 
 
 @hookspec

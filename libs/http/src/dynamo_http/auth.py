@@ -17,7 +17,7 @@ from http import HTTPStatus
 
 from aiohttp import web
 from dynamo_core.contracts.http_route import HttpRoute, OperatorCheck
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.errors import ConfigError, Problem
 
 from dynamo_http.errors import error_response

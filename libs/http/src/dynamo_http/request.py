@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from aiohttp import web
 from dynamo_core import Principal
-from dynamo_core.contracts.principal import ANONYMOUS
+from dynamo_core.contracts.requests.principal import ANONYMOUS
 from dynamo_core.protocol.ids import client_request_id, new_request_id
 
 from dynamo_http.client_headers import CLIENT_HEADERS

@@ -21,5 +21,5 @@ REWRITTEN = (
     "dynamo_testing.brokered",
     "dynamo_testing.brokered_kit",
     "dynamo_testing.settings",
-    "dynamo_testing.server_process",
+    "dynamo_testing.servers.server_process",
 )

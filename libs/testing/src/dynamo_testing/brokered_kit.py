@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 from dynamo_core.contracts.discovery import Discovery
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.transports.transport import Transport
 
 from dynamo_testing.brokered.absence import AbsenceChecks
 from dynamo_testing.brokered.bench import BrokerBench, BrokerServer
@@ -31,7 +31,7 @@ from dynamo_testing.brokered.rows import RowChecks
 from dynamo_testing.events_kit import EventPlanes, EventsKit
 from dynamo_testing.faults import Direction, Drop, HalfOpen
 from dynamo_testing.optional_packages import pytest
-from dynamo_testing.server_process import server_binary
+from dynamo_testing.servers.server_process import server_binary
 from dynamo_testing.transport.damage import TEXT, DamageChecks, Damaged, speak
 from dynamo_testing.transport.handlers import at
 from dynamo_testing.transport.hanging import HangChecks

@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from dynamo_core.contracts.extension import Extension, ExtensionServices
 from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.plugin import FRONTEND_ROLE
-from dynamo_core.contracts.request_events import RequestEvent
+from dynamo_core.contracts.requests.request_events import RequestEvent
 from dynamo_core.tasks import TaskSet
 from dynamo_runtime.settings.redaction import HIDDEN, redacted
 from pydantic import SecretBytes, SecretStr

@@ -202,7 +202,7 @@ class ServerStreams:
 
 
 class ServerStream:
-    """The sink of one call; see `dynamo_core.contracts.serving.ServerStream`."""
+    """The sink of one call; see `dynamo_core.contracts.transports.serving.ServerStream`."""
 
     __slots__ = (
         "_coalesce",

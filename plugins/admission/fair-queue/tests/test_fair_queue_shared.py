@@ -20,7 +20,7 @@ from dynamo_plugin_admission_fair_queue.admission import FairQueueAdmission
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
 from dynamo_runtime.dispatch.pools.pool import Pool
 from dynamo_telemetry import Metrics
-from dynamo_testing.certificates import make_certificates
+from dynamo_testing.servers.certificates import make_certificates
 from pydantic import ValidationError
 
 from plugins.conftest import until

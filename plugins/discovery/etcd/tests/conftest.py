@@ -17,8 +17,8 @@ from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
 from dynamo_telemetry import Metrics
 from dynamo_testing.discovery.harness import see
-from dynamo_testing.ports import free_port
-from dynamo_testing.server_process import DEADLINE, ServerProcess, server_binary, starting
+from dynamo_testing.servers.ports import free_port
+from dynamo_testing.servers.server_process import DEADLINE, ServerProcess, server_binary, starting
 
 __all__ = ["cluster", "etcd", "etcd_binary", "make", "make_etcd", "make_on", "see"]
 

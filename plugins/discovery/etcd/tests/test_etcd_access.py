@@ -14,7 +14,7 @@ from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_plugin_discovery_etcd.config import EtcdConfig
 from dynamo_plugin_discovery_etcd.discovery import EtcdDiscovery
 from dynamo_telemetry import Metrics
-from dynamo_testing.certificates import make_certificates
+from dynamo_testing.servers.certificates import make_certificates
 from pydantic import ValidationError
 
 #: Time enough for a login on a busy machine, in which etcd computes more than in all the rest.

@@ -20,7 +20,7 @@ from dynamo_plugin_discovery_kubernetes.access import Token, find_access
 from dynamo_plugin_discovery_kubernetes.config import KubernetesConfig
 from dynamo_plugin_discovery_kubernetes.discovery import KubernetesDiscovery
 from dynamo_telemetry import Metrics
-from dynamo_testing.certificates import make_certificates
+from dynamo_testing.servers.certificates import make_certificates
 from pydantic import ValidationError
 
 README = (Path(__file__).parents[1] / "README.md").read_text()

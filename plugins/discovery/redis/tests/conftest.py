@@ -9,7 +9,7 @@ import pytest
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.discovery import RedisDiscovery
 from dynamo_telemetry import Metrics
-from dynamo_testing.redis_server import RedisServer, make_server, redis_binary, server
+from dynamo_testing.servers.redis_server import RedisServer, make_server, redis_binary, server
 
 __all__ = ["make", "make_server", "redis_binary", "server"]
 

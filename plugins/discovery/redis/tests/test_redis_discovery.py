@@ -16,9 +16,9 @@ from dynamo_core import WatchEvent, WatchKind
 from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_plugin_discovery_redis.config import RedisConfig
 from dynamo_plugin_discovery_redis.store import Store
-from dynamo_testing.certificates import make_certificates
 from dynamo_testing.discovery.processes import OWNER, records_end_with_their_processes
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.certificates import make_certificates
+from dynamo_testing.servers.ports import free_port
 from dynamo_testing.settings import refused_settings
 from pydantic import SecretStr
 

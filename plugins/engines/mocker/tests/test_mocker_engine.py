@@ -27,8 +27,8 @@ from dynamo_core import (
 )
 from dynamo_plugin_engine_mocker.clock import VirtualClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
-from dynamo_plugin_engine_mocker.embeddings import embedding
 from dynamo_plugin_engine_mocker.engine import MockerEngine
+from dynamo_plugin_engine_mocker.tokens.embeddings import embedding
 from dynamo_telemetry import Metrics
 from dynamo_text import load_tokenizer
 from hypothesis import given

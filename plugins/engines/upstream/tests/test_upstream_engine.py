@@ -23,8 +23,8 @@ from dynamo_core.errors import ConfigError, WorkerOverloaded
 from dynamo_plugin_engine_upstream.config import UpstreamConfig
 from dynamo_plugin_engine_upstream.engine import UpstreamEngine
 from dynamo_testing import EngineConformance, EngineFactory
-from dynamo_testing.certificates import make_certificates
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.certificates import make_certificates
+from dynamo_testing.servers.ports import free_port
 
 
 class TestContract(EngineConformance):

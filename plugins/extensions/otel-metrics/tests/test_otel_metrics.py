@@ -17,7 +17,7 @@ from dynamo_plugin_extension_otel_metrics.extension import OtelMetricsExtension
 from dynamo_plugin_extension_otel_metrics.settings import OtelMetricsConfig
 from dynamo_testing import ExtensionFactory, ExtensionHost, ExtensionKit
 from dynamo_testing.extension.events import MODEL, WORKERS, finished
-from dynamo_testing.otlp import METRICS, Histogram, OtlpReceiver, histograms
+from dynamo_testing.servers.otlp import METRICS, Histogram, OtlpReceiver, histograms
 
 DURATION, TOKENS = "gen_ai.server.request.duration", "gen_ai.client.token.usage"
 FIRST_TOKEN, PER_TOKEN = "gen_ai.server.time_to_first_token", "gen_ai.server.time_per_output_token"

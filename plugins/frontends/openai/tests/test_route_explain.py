@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import ListenerName
-from dynamo_core.contracts.explain import RankView, RouteView
+from dynamo_core.contracts.requests.explain import RankView, RouteView
 
 Server = Any
 

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 import zmq
 from dynamo_core.errors import ConfigError, Unavailable
-from dynamo_plugin_router_slot_tracker import replicas
-from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
 from dynamo_plugin_router_slot_tracker.errors import Malformed, Unknown
-from dynamo_plugin_router_slot_tracker.events import (
+from dynamo_plugin_router_slot_tracker.registry import Registry
+from dynamo_plugin_router_slot_tracker.replication import replicas
+from dynamo_plugin_router_slot_tracker.replication.addresses import check_endpoint, check_peer
+from dynamo_plugin_router_slot_tracker.replication.events import (
     PROGRESS_TOPIC,
     TOPIC,
     Added,
@@ -25,11 +26,10 @@ from dynamo_plugin_router_slot_tracker.events import (
     Message,
     WorkerRank,
 )
-from dynamo_plugin_router_slot_tracker.registry import Registry
-from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
-from dynamo_plugin_router_slot_tracker.resync import MAX_SOURCES
+from dynamo_plugin_router_slot_tracker.replication.replicas import Replicas, SyncSettings
+from dynamo_plugin_router_slot_tracker.replication.resync import MAX_SOURCES
+from dynamo_plugin_router_slot_tracker.replication.sockets import BATCH
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration, RequestKey
-from dynamo_plugin_router_slot_tracker.sockets import BATCH
 
 from plugins.conftest import until
 
@@ -38,7 +38,7 @@ ANYWHERE = "tcp://127.0.0.1:*"
 #: Two replicas of one process, of which one does not read for longer than heartbeats would wait.
 STALL = """
 import asyncio, time
-from dynamo_plugin_router_slot_tracker import replicas, replication
+from dynamo_plugin_router_slot_tracker.replication import replicas, messages as replication
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration
 from dynamo_plugin_router_slot_tracker.registry import Registry
 

@@ -7,11 +7,18 @@ from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
-from dynamo_plugin_router_slot_tracker import replication
-from dynamo_plugin_router_slot_tracker.events import PARTS_TOPIC, PROGRESS_TOPIC, Part, PartTopic, Progress, TrackerPart
 from dynamo_plugin_router_slot_tracker.registry import Registry
-from dynamo_plugin_router_slot_tracker.replication import Replication
-from dynamo_plugin_router_slot_tracker.resync import MAX_SOURCES, PATIENCE
+from dynamo_plugin_router_slot_tracker.replication import messages as replication
+from dynamo_plugin_router_slot_tracker.replication.events import (
+    PARTS_TOPIC,
+    PROGRESS_TOPIC,
+    Part,
+    PartTopic,
+    Progress,
+    TrackerPart,
+)
+from dynamo_plugin_router_slot_tracker.replication.messages import Replication
+from dynamo_plugin_router_slot_tracker.replication.resync import MAX_SOURCES, PATIENCE
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Held, Registration, RequestKey
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule

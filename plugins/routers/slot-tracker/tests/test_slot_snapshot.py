@@ -13,7 +13,7 @@ from dynamo_core import ServerTls
 from dynamo_core.errors import ConfigError
 from dynamo_http.auth import hash_of
 from dynamo_plugin_router_slot_tracker.registry import Registry
-from dynamo_plugin_router_slot_tracker.replicas import SyncSettings
+from dynamo_plugin_router_slot_tracker.replication.replicas import SyncSettings
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Registration
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings, listener_tls
 from dynamo_plugin_router_slot_tracker.snapshot import BATCH

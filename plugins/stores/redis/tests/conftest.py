@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dynamo_testing.redis_server import make_server, redis_binary, server
+from dynamo_testing.servers.redis_server import make_server, redis_binary, server
 
 __all__ = ["make_server", "redis_binary", "server"]

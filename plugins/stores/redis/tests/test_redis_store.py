@@ -11,7 +11,7 @@ from dynamo_core.errors import CannotConnect, ConfigError
 from dynamo_plugin_response_store_redis.store import RedisStore, RedisStoreConfig
 from dynamo_telemetry import Metrics
 from dynamo_testing import ResponseStoreFactory, ResponseStoreKit
-from dynamo_testing.redis_server import MakeServer, RedisServer
+from dynamo_testing.servers.redis_server import MakeServer, RedisServer
 from redis.asyncio.connection import Connection
 from redis.exceptions import ConnectionError as RedisConnectionError
 

@@ -16,7 +16,7 @@ import uvloop
 from dynamo_plugin_transport_nats.transport import NatsTransport
 from dynamo_testing.brokered_kit import BrokerBench, BrokerServer, server_binary
 from dynamo_testing.faults import Frame
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 from dynamo_wire.brokered import BrokeredTransport
 
 WAIT = 10.0

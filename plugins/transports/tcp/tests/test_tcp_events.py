@@ -17,7 +17,7 @@ from dynamo_plugin_transport_tcp.address import Address, split_host_port
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_telemetry import Metrics
 from dynamo_testing.events.harness import heard
-from dynamo_testing.ports import free_port
+from dynamo_testing.servers.ports import free_port
 
 Make = Callable[..., TcpTransport]
 Events = AsyncGenerator[tuple[int, int, bytes], None]

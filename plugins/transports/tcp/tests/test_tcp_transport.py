@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import Endpoint, EngineContext, LLMEngineOutput, Served, ServedContext
-from dynamo_core.contracts import serving
+from dynamo_core.contracts.transports import serving
 from dynamo_core.errors import (
     CannotConnect,
     ConnectionTimeout,
@@ -459,7 +459,7 @@ async def test_calls_that_do_not_end_are_warned_of_once_for_all_of_a_connection(
 
 WORKER = """
 import asyncio, sys
-from dynamo_core.contracts.call import Endpoint
+from dynamo_core.contracts.transports.call import Endpoint
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_telemetry.metrics import Metrics
 from dynamo_plugin_transport_tcp.config import TcpConfig

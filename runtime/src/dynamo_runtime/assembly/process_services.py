@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dynamo_core.contracts.discovery import Discovery
-from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.plugin import ConnectingPlugin
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.transports.events import EventPlane
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.resources import ClosingStack
 from dynamo_telemetry.metrics import Metrics

@@ -23,7 +23,7 @@ from dynamo_core.contracts.parsers import Parsers, ReasoningParser, ToolCallPars
 from dynamo_core.contracts.plugin import Plugin
 from dynamo_core.contracts.response_store import ResponseStore
 from dynamo_core.contracts.router import Router
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_core.errors import ConfigError, PluginError
 from dynamo_core.plugins.loader import (
     LISTENER_KIND,

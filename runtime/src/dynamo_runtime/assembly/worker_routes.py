@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import msgspec
 from aiohttp import web
-from dynamo_core.contracts.call import WORKER_STATE
 from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.contracts.router import EndpointCaller
+from dynamo_core.contracts.transports.call import WORKER_STATE
 from dynamo_core.errors import DynamoError, HttpFault, Unavailable
 from dynamo_core.protocol.decoding import truncated
 from dynamo_core.protocol.ids import format_instance_id

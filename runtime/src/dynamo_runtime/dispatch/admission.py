@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit
 from dynamo_core.contracts.config import PluginConfig
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.contracts.router import PoolView
 from dynamo_core.contracts.thresholds import RankLoad
 from dynamo_core.errors import DynamoError, ServiceOverloaded

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import msgspec
 from dynamo_core.backoff import jitter
-from dynamo_core.contracts.call import FRONTEND_CALL, ServedContext
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
-from dynamo_core.contracts.peers import MAX_PAYLOAD, PeerHandler, PeerReplies
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.transports.call import FRONTEND_CALL, ServedContext
+from dynamo_core.contracts.transports.peers import MAX_PAYLOAD, PeerHandler, PeerReplies
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_core.errors import DynamoError, InvalidArgument, NotSupported, Unknown
 from dynamo_core.protocol.cards import read_frontend
 from dynamo_core.protocol.decoding import UNREADABLE, Unreadable, check_depth, read, truncated
@@ -253,7 +253,7 @@ class PeerCalls(AsyncResource):
 
 
 class ExtensionPeers:
-    """See `dynamo_core.contracts.peers.FrontendPeers`: the calls of one extension, apart from those of others."""
+    """See `dynamo_core.contracts.transports.peers.FrontendPeers`: the calls of one extension, apart from those of others."""
 
     def __init__(self, calls: PeerCalls, extension: str) -> None:
         self._calls = calls

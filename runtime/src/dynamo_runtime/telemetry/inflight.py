@@ -9,8 +9,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from dynamo_core import tracing
-from dynamo_core.contracts.principal import ANONYMOUS, Principal
-from dynamo_core.contracts.request_events import RequestFinished, RequestFirstToken, RequestReceived
+from dynamo_core.contracts.requests.principal import ANONYMOUS, Principal
+from dynamo_core.contracts.requests.request_events import RequestFinished, RequestFirstToken, RequestReceived
 from dynamo_core.errors import CANCELLED, CLIENT_CLOSED_REQUEST, HTTP_ROWS, INTERNAL, OVERLOAD, DynamoError
 from dynamo_core.protocol.decoding import truncated
 from dynamo_core.protocol.ids import client_request_id, new_request_id

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, Self
 
 from dynamo_core.contracts.metrics import CounterLike
-from dynamo_core.contracts.request_events import CAPACITY, RequestEvent, Subscription
+from dynamo_core.contracts.requests.request_events import CAPACITY, RequestEvent, Subscription
 
 #: Seconds between an event and the waking of a reader that waits: what happens meanwhile is read with it.
 WAKE: Final = 0.01
@@ -143,7 +143,7 @@ class BoundedSubscription(Subscription):
 
 
 class ExtensionRequestEvents:
-    """See `dynamo_core.contracts.request_events.RequestEvents`: the events for one extension."""
+    """See `dynamo_core.contracts.requests.request_events.RequestEvents`: the events for one extension."""
 
     def __init__(self, hub: RequestEventHub, dropped: CounterLike) -> None:
         self._hub = hub

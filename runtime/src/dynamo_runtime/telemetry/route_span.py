@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.requests.context import EngineContext
 from dynamo_core.errors import LOST_WORKER, Cancelled, DynamoError, chain_has
 from dynamo_core.spans import Span, Value, describe, recorded, start_span
 from dynamo_core.tracing import TraceContext

@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import msgspec
-from dynamo_core.contracts.call import ServedContext
-from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.engine import MULTI_CHOICE, DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.contracts.engine_boundary import (
     ContractViolation,
@@ -24,6 +22,8 @@ from dynamo_core.contracts.engine_boundary import (
     qualname,
     suspended_at,
 )
+from dynamo_core.contracts.requests.context import GenerateContext
+from dynamo_core.contracts.transports.call import ServedContext
 from dynamo_core.errors import (
     BackendError,
     Cancelled,

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_core.contracts.call import Endpoint, Source
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.transports.call import Endpoint, Source
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_core.errors import DynamoError, ResponseTimeout, StreamIncomplete, Unknown
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason

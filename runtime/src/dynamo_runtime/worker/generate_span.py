@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.requests.context import EngineContext
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 
-from dynamo_core.contracts.call import ServedContext
+from dynamo_core.contracts.transports.call import ServedContext
 from dynamo_core.errors import NotSupported
 from dynamo_core.protocol.events import (
     KvBlock,

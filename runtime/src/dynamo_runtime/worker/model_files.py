@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
 
-from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.engine import WorkerConfig
 from dynamo_core.contracts.model_folder import CHAT_TEMPLATE, TOOL_TEMPLATE, load_folder, load_template
+from dynamo_core.contracts.transports.call import ServedContext
 from dynamo_core.errors import InvalidArgument
 from dynamo_core.protocol.records import ModelFile, ModelFileChunk, ModelFileRequest
 

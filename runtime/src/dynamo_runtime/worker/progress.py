@@ -7,9 +7,9 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any, Final
 
-from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.contracts.engine_boundary import engine_name
+from dynamo_core.contracts.transports.call import ServedContext
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet

@@ -15,7 +15,7 @@ import msgspec
 from dynamo_core.contracts.discovery import Lease
 from dynamo_core.contracts.engine import KvEventSource, LLMEngine, LoadSource
 from dynamo_core.contracts.engine_boundary import call_async, check_sources
-from dynamo_core.contracts.events import EventPlane, Publisher
+from dynamo_core.contracts.transports.events import EventPlane, Publisher
 from dynamo_core.protocol.events import KV_EVENTS, KV_METRICS, ActiveLoad, KvEvent, RouterEvent
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet

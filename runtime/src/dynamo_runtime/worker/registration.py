@@ -7,8 +7,8 @@ import logging
 from collections.abc import AsyncGenerator
 
 import msgspec
-from dynamo_core.contracts.call import ServedContext
 from dynamo_core.contracts.discovery import Lease
+from dynamo_core.contracts.transports.call import ServedContext
 from dynamo_core.errors import DynamoError, EngineShutdown, InvalidArgument, Unavailable
 from dynamo_core.protocol.cards import check_state
 from dynamo_core.protocol.decoding import Unreadable

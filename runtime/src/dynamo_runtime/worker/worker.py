@@ -17,7 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dynamo_core.contracts.call import (
+from dynamo_core.contracts.discovery import Discovery, Lease
+from dynamo_core.contracts.engine import PROGRESS, EngineConfig, LLMEngine, WorkerConfig
+from dynamo_core.contracts.engine_boundary import call_async, check_engine_config, engine_name
+from dynamo_core.contracts.metrics import MetricsScope
+from dynamo_core.contracts.transports.call import (
     EMBED,
     GENERATE,
     KV_HISTORY,
@@ -27,12 +31,8 @@ from dynamo_core.contracts.call import (
     Handler,
     ServedContext,
 )
-from dynamo_core.contracts.discovery import Discovery, Lease
-from dynamo_core.contracts.engine import PROGRESS, EngineConfig, LLMEngine, WorkerConfig
-from dynamo_core.contracts.engine_boundary import call_async, check_engine_config, engine_name
-from dynamo_core.contracts.events import EventPlane
-from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.contracts.transport import Served, Transport
+from dynamo_core.contracts.transports.events import EventPlane
+from dynamo_core.contracts.transports.transport import Served, Transport
 from dynamo_core.errors import BackendError, ConfigError, DynamoError, ResponseTimeout, as_backend_error
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.cards import check_card, check_model_name

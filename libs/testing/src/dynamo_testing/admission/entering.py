@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.protocol.records import DECODE, PREFILL
 
 from dynamo_testing.admission.harness import (

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import ClassVar, TypeAlias
 
 from dynamo_core.contracts.admission import Admission, AdmissionServices, Permit
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.contracts.thresholds import RankLoad, Thresholds
 from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, ServiceOverloaded
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from dynamo_core.contracts.call import ServedContext
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.transports.call import ServedContext
 from dynamo_core.errors import (
     CannotConnect,
     ConnectionTimeout,

@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Self
 
 import msgspec
 from dynamo_core.contracts.metrics import MetricsScope
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_telemetry.metrics import Metrics
 from dynamo_wire import ROWS_TAG
 from dynamo_wire.brokered import BrokeredTransport
 
 from dynamo_testing.faults import FaultProxy, Framing, Passing, Raw
-from dynamo_testing.ports import free_port
-from dynamo_testing.server_process import ServerProcess
+from dynamo_testing.servers.ports import free_port
+from dynamo_testing.servers.server_process import ServerProcess
 
 #: Seconds that anything may take before a check fails.
 WAIT = 10.0

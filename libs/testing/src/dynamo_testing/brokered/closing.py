@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any
 
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.requests.context import EngineContext
 from dynamo_core.errors import (
     CannotConnect,
     DynamoError,

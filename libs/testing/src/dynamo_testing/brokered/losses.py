@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.requests.context import EngineContext
 from dynamo_core.errors import (
     Disconnected,
     DynamoError,

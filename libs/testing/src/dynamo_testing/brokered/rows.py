@@ -7,8 +7,8 @@ import secrets
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from dynamo_core.contracts.call import ServedContext
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.transports.call import ServedContext
 from dynamo_core.errors import (
     DynamoError,
     InvalidArgument,

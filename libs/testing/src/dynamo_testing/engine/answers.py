@@ -9,9 +9,9 @@ from itertools import cycle, islice
 from typing import Any
 
 import msgspec
-from dynamo_core.contracts.context import GenerateContext
 from dynamo_core.contracts.engine import EMBED, PROGRESS, RERANK, SCORE, DisaggregationMode, LLMEngine
 from dynamo_core.contracts.engine_boundary import call_async
+from dynamo_core.contracts.requests.context import GenerateContext
 from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 

@@ -9,10 +9,10 @@ from itertools import count, cycle, islice
 from typing import Any, TypeAlias
 
 import msgspec
-from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.contracts.engine_boundary import ContractViolation, call_async, check_engine_config, defined_at
 from dynamo_core.contracts.foreign_engine import EngineLike, as_engine
+from dynamo_core.contracts.requests.context import EngineContext
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest, SamplingOptions, StopConditions
 from dynamo_runtime.worker.model_files import read_files

@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from collections.abc import Mapping
 
-from dynamo_core.contracts.context import EngineContext, GenerateContext
+from dynamo_core.contracts.requests.context import EngineContext, GenerateContext
 
 
 class _TimedContext(EngineContext):

@@ -7,9 +7,9 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
 from dynamo_core.contracts.engine_boundary import call_async
+from dynamo_core.contracts.requests.context import EngineContext
 from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest
 
 from dynamo_testing.engine.bench import EngineFactory, adopted

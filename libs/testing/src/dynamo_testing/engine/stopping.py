@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
 from dynamo_core.contracts.engine_boundary import call_async, check_stream
+from dynamo_core.contracts.requests.context import EngineContext, GenerateContext
 from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet

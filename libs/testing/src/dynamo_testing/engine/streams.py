@@ -7,7 +7,6 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from dynamo_core.contracts.context import EngineContext, GenerateContext
 from dynamo_core.contracts.engine import DisaggregationMode, LLMEngine
 from dynamo_core.contracts.engine_boundary import (
     content_fault,
@@ -18,6 +17,7 @@ from dynamo_core.contracts.engine_boundary import (
     type_name,
     usage_fault,
 )
+from dynamo_core.contracts.requests.context import EngineContext, GenerateContext
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_runtime.worker.stream_validator import sent_twice

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchKind
-from dynamo_core.contracts.events import EventPlane, Publisher
+from dynamo_core.contracts.transports.events import EventPlane, Publisher
 from dynamo_core.protocol.records import EVENT_SOURCES, EventSource
 from dynamo_core.tasks import TaskSet
 

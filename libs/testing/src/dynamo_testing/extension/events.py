@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from dynamo_core.contracts.principal import Principal
-from dynamo_core.contracts.request_events import (
+from dynamo_core.contracts.requests.principal import Principal
+from dynamo_core.contracts.requests.request_events import (
     RequestAdmitted,
     RequestAttempted,
     RequestEvent,

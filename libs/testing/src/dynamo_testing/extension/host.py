@@ -9,13 +9,13 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 from dynamo_core.contracts.discovery import Lease
-from dynamo_core.contracts.events import Publisher
 from dynamo_core.contracts.extension import AdminAccess, Extension, ExtensionServices, FrontendView
 from dynamo_core.contracts.frontend import ServedModel
 from dynamo_core.contracts.http_route import HttpRoute, ListenerName
 from dynamo_core.contracts.plugin import FRONTEND_ROLE, WORKER_ROLE
-from dynamo_core.contracts.request_events import CAPACITY, RequestEvent, Subscription
+from dynamo_core.contracts.requests.request_events import CAPACITY, RequestEvent, Subscription
 from dynamo_core.contracts.thresholds import Thresholds
+from dynamo_core.contracts.transports.events import Publisher
 from dynamo_core.errors import ModelNotFound
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard
@@ -179,7 +179,7 @@ class ExtensionHost:
     # As the events of requests.
 
     def subscribe(self, capacity: int = CAPACITY, candidates: int = 0) -> Subscription:
-        """See `dynamo_core.contracts.request_events.RequestEvents.subscribe`."""
+        """See `dynamo_core.contracts.requests.request_events.RequestEvents.subscribe`."""
         subscription = self._hub.subscribe(capacity, candidates, self._dropped.labels("kit"))
         self._subscriptions.append(subscription)
         return subscription

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from aiohttp import web
 from dynamo_core.contracts.admission import Permit
-from dynamo_core.contracts.call import Sink, Source
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.frontend import Frontend, FrontendServices
 from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.parsers import Parsers
-from dynamo_core.contracts.principal import ANONYMOUS, Principal
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.requests.explain import RouteView
+from dynamo_core.contracts.requests.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.tokenizer import Tokenizer
+from dynamo_core.contracts.transports.call import Sink, Source
 from dynamo_core.errors import DynamoError, ModelNotFound, NotSupported
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, merge_outputs

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.contracts.discovery import Discovery, Lease, WatchEvent, WatchKind
-from dynamo_core.contracts.events import EventPlane, Publisher
+from dynamo_core.contracts.transports.events import EventPlane, Publisher
 from dynamo_core.protocol.records import Instance
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
 from dynamo_runtime.dispatch.pools.pool import Pool

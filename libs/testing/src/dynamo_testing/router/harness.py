@@ -9,8 +9,8 @@ from itertools import count
 from typing import ClassVar, TypeAlias
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint
 from dynamo_core.contracts.router import Phase, Route, Router, RouterServices, RoutingRequest
+from dynamo_core.contracts.transports.call import Endpoint
 from dynamo_core.errors import NotSupported, ServiceOverloaded, Unavailable
 from dynamo_core.kv.hashes import block_hashes, sequence_hashes
 from dynamo_core.protocol.events import KV_EVENTS, KvBlock, KvEvent, KvStored, RouterEvent

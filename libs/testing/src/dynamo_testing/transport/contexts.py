@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from typing import Any
 
-from dynamo_core.contracts.call import ServedContext
+from dynamo_core.contracts.transports.call import ServedContext
 from dynamo_core.protocol.annotated import Annotated
 
 from dynamo_testing.optional_packages import pytest

@@ -13,9 +13,9 @@ from random import Random
 from typing import ClassVar
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint, ServedContext, Source
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.transports.call import Endpoint, ServedContext, Source
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_core.errors import Disconnected, DynamoError
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint, ServedContext
+from dynamo_core.contracts.transports.call import Endpoint, ServedContext
 from dynamo_core.errors import CannotConnect, DynamoError, EngineShutdown, Unknown, WireError, from_wire, to_wire
 from dynamo_core.protocol.records import Instance
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from dynamo_core.contracts.call import ServedContext
+from dynamo_core.contracts.transports.call import ServedContext
 
 from dynamo_testing.transport.harness import Ask, Call, Stage, Tick, TransportHarness
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.transport import Served, Transport
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.transports.call import Endpoint, ServedContext
+from dynamo_core.contracts.transports.transport import Served, Transport
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.records import Instance
 

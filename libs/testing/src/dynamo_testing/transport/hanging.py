@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 
-from dynamo_core.contracts.call import ServedContext
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.transports.call import ServedContext
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_core.errors import ConnectionTimeout, Disconnected, DynamoError, ResponseTimeout, chain_has
 
 from dynamo_testing.optional_packages import pytest

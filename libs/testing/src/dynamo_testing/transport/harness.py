@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint, ServedContext, Source
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.transport import Served, Transport
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.transports.call import Endpoint, ServedContext, Source
+from dynamo_core.contracts.transports.transport import Served, Transport
 from dynamo_core.errors import DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.records import Instance

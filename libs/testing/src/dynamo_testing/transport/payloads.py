@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import msgspec
-from dynamo_core.contracts.call import EMBED, GENERATE, Endpoint, ServedContext
+from dynamo_core.contracts.transports.call import EMBED, GENERATE, Endpoint, ServedContext
 from dynamo_core.errors import DynamoError, InvalidArgument, StreamIncomplete, Unknown
 from dynamo_core.protocol.output import LLMEngineOutput, merge_outputs
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest

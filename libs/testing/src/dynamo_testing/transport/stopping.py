@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
 
-from dynamo_core.contracts import serving
-from dynamo_core.contracts.call import ServedContext
+from dynamo_core.contracts.transports import serving
+from dynamo_core.contracts.transports.call import ServedContext
 from dynamo_core.errors import DynamoError
 
 from dynamo_testing.optional_packages import pytest

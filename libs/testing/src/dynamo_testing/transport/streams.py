@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from dynamo_core.contracts.call import Endpoint, ServedContext
+from dynamo_core.contracts.transports.call import Endpoint, ServedContext
 from dynamo_core.protocol.annotated import Annotated
 
 from dynamo_testing.transport.harness import INSTANCE, Ask, Stage, Tick, TransportHarness

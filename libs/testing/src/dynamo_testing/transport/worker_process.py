@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from dynamo_core.contracts.call import Endpoint, ServedContext
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.transports.call import Endpoint, ServedContext
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_core.protocol.records import Instance
 from dynamo_core.tasks import TaskSet
 from dynamo_telemetry.metrics import Metrics

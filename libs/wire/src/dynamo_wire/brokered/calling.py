@@ -124,7 +124,7 @@ class Peers:
     async def call(
         self, address: str, instance: Instance, endpoint: Endpoint, request: Any, ctx: EngineContext, sink: Sink
     ) -> Source:
-        """Call a worker at an address of its record; see `dynamo_core.contracts.transport.Transport.call`.
+        """Call a worker at an address of its record; see `dynamo_core.contracts.transports.transport.Transport.call`.
 
         Raises:
             Unavailable: the broker is gone, and did not come back in time.

@@ -42,13 +42,13 @@ from dynamo_plugin_engine_mocker.block_table import PrefixHashes
 from dynamo_plugin_engine_mocker.bootstrap_rooms import BootstrapRooms
 from dynamo_plugin_engine_mocker.clock import Clock, MonotonicClock
 from dynamo_plugin_engine_mocker.config import MockerConfig
-from dynamo_plugin_engine_mocker.embeddings import embedding
 from dynamo_plugin_engine_mocker.handoff import Handoff, cached_tokens, check_handoff
 from dynamo_plugin_engine_mocker.rank import Rank
 from dynamo_plugin_engine_mocker.scheduler import ActiveRequestGuard
-from dynamo_plugin_engine_mocker.scores import scores
 from dynamo_plugin_engine_mocker.sequence import Sequence
 from dynamo_plugin_engine_mocker.sequence_factory import SequenceFactory
+from dynamo_plugin_engine_mocker.tokens.embeddings import embedding
+from dynamo_plugin_engine_mocker.tokens.scores import scores
 
 
 class MockerEngine(LLMEngine):

@@ -8,10 +8,10 @@ from typing import Any
 from dynamo_core import CompletionUsage, FinishReason, LLMEngineOutput, usage
 
 from dynamo_plugin_engine_mocker.config import ChunkSizes
-from dynamo_plugin_engine_mocker.logprobs import logprobs
-from dynamo_plugin_engine_mocker.noise import BLOCK, noise
-from dynamo_plugin_engine_mocker.token_sources import TokenSource
-from dynamo_plugin_engine_mocker.vocabulary import Vocabulary
+from dynamo_plugin_engine_mocker.tokens.logprobs import logprobs
+from dynamo_plugin_engine_mocker.tokens.noise import BLOCK, noise
+from dynamo_plugin_engine_mocker.tokens.token_sources import TokenSource
+from dynamo_plugin_engine_mocker.tokens.vocabulary import Vocabulary
 
 #: No more tokens are produced for a reader that has left this many waiting.
 MAX_BACKLOG = 1024

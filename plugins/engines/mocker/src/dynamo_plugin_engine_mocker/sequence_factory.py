@@ -5,10 +5,10 @@ from __future__ import annotations
 from dynamo_core import PreprocessedRequest, Tokenizer
 
 from dynamo_plugin_engine_mocker.config import MockerConfig
-from dynamo_plugin_engine_mocker.noise import seed_of
 from dynamo_plugin_engine_mocker.sequence import Sequence, StopTokens
-from dynamo_plugin_engine_mocker.token_sources import FixedSource, RandomSource
-from dynamo_plugin_engine_mocker.vocabulary import Vocabulary
+from dynamo_plugin_engine_mocker.tokens.noise import seed_of
+from dynamo_plugin_engine_mocker.tokens.token_sources import FixedSource, RandomSource
+from dynamo_plugin_engine_mocker.tokens.vocabulary import Vocabulary
 
 _NONE: frozenset[int] = frozenset()
 

@@ -14,7 +14,7 @@ from dynamo_http import error_response
 from dynamo_plugin_router_slot_tracker.decoding import BodyOf
 from dynamo_plugin_router_slot_tracker.errors import Conflict, Malformed, Refusal
 from dynamo_plugin_router_slot_tracker.registry import Registry
-from dynamo_plugin_router_slot_tracker.replicas import Replicas
+from dynamo_plugin_router_slot_tracker.replication.replicas import Replicas
 from dynamo_plugin_router_slot_tracker.schemas import (
     Addition,
     Peer,

@@ -6,7 +6,7 @@ import click
 
 from dynamo_plugin_router_slot_tracker.held_capacity import MAX_HELD
 from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS
-from dynamo_plugin_router_slot_tracker.replicas import SyncSettings
+from dynamo_plugin_router_slot_tracker.replication.replicas import SyncSettings
 from dynamo_plugin_router_slot_tracker.service import DEFAULT_PORT, ServiceSettings, listener_tls
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dynamo_telemetry import Counter, Gauge, Metrics
 
 from dynamo_plugin_router_slot_tracker.registry import Registry
-from dynamo_plugin_router_slot_tracker.replicas import Replicas
+from dynamo_plugin_router_slot_tracker.replication.replicas import Replicas
 
 _PREFIX = "dynamo_slot_tracker"
 _SCOPE = ("model", "tenant_id")

@@ -17,7 +17,7 @@ from dynamo_plugin_router_slot_tracker.api import BODY_LIMIT, Api, respond_liste
 from dynamo_plugin_router_slot_tracker.held_capacity import MAX_HELD
 from dynamo_plugin_router_slot_tracker.metrics import ServiceMetrics
 from dynamo_plugin_router_slot_tracker.registry import EXPIRY, MAX_HASHES, MAX_RANKS, MAX_TRACKERS, Registry
-from dynamo_plugin_router_slot_tracker.replicas import Replicas, SyncSettings
+from dynamo_plugin_router_slot_tracker.replication.replicas import Replicas, SyncSettings
 from dynamo_plugin_router_slot_tracker.snapshot import snapshot_route, take_snapshot
 
 log = logging.getLogger(__name__)

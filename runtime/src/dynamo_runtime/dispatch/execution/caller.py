@@ -8,9 +8,9 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
-from dynamo_core.contracts.call import Endpoint
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.transports.call import Endpoint
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_core.errors import ResponseTimeout
 from dynamo_core.protocol.records import Instance
 

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 
 import msgspec
 from dynamo_core.backoff import Backoff
-from dynamo_core.contracts.call import Endpoint, Source
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.request_events import RequestAttempted, RequestRouted
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.requests.request_events import RequestAttempted, RequestRouted
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.transports.call import Endpoint, Source
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_core.errors import (
     LOST_WORKER,
     Cancelled,

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import msgspec
 from dynamo_core.contracts.admission import Permit
-from dynamo_core.contracts.call import GENERATE, Endpoint, Sink, Source
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.principal import Principal
-from dynamo_core.contracts.request_events import RequestMoved
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.requests.principal import Principal
+from dynamo_core.contracts.requests.request_events import RequestMoved
+from dynamo_core.contracts.transports.call import GENERATE, Endpoint, Sink, Source
 from dynamo_core.errors import (
     Cancelled,
     DeadlineExceeded,

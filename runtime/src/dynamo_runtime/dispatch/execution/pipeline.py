@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 from dynamo_core.contracts.admission import Admission, Permit
-from dynamo_core.contracts.call import Endpoint
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.principal import Principal
-from dynamo_core.contracts.request_events import RequestAdmitted, RequestRefused
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.requests.principal import Principal
+from dynamo_core.contracts.requests.request_events import RequestAdmitted, RequestRefused
 from dynamo_core.contracts.router import PoolView, RoutingRequest
-from dynamo_core.contracts.transport import Transport
+from dynamo_core.contracts.transports.call import Endpoint
+from dynamo_core.contracts.transports.transport import Transport
 from dynamo_core.errors import DynamoError, ServiceOverloaded
 from dynamo_core.protocol.decoding import truncated
 from dynamo_core.protocol.request import PreprocessedRequest, RoutingHints

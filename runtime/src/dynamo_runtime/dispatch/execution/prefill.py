@@ -15,9 +15,9 @@ from contextlib import suppress
 
 import msgspec
 from dynamo_core.backoff import Backoff
-from dynamo_core.contracts.call import GENERATE, Source
-from dynamo_core.contracts.context import EngineContext
+from dynamo_core.contracts.requests.context import EngineContext
 from dynamo_core.contracts.router import Phase, Route, RoutingRequest
+from dynamo_core.contracts.transports.call import GENERATE, Source
 from dynamo_core.errors import (
     BackendError,
     Cancelled,

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from dynamo_core.contracts.call import Source
+from dynamo_core.contracts.transports.call import Source
 from dynamo_core.errors import BackendError, Cancelled, DynamoError, StreamIncomplete
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.output import FinishReason

@@ -9,7 +9,7 @@ from contextlib import aclosing
 
 from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery
-from dynamo_core.contracts.events import EventPlane
+from dynamo_core.contracts.transports.events import EventPlane
 from dynamo_core.protocol.decoding import Unreadable
 from dynamo_core.protocol.unreadable_warnings import UnreadableWarner
 

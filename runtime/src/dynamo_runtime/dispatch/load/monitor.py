@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 from dynamo_core.contracts.discovery import Discovery
-from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.thresholds import RankLoad
+from dynamo_core.contracts.transports.events import EventPlane
 from dynamo_core.protocol.decoding import read
 from dynamo_core.protocol.events import KV_METRICS, ActiveLoad
 from dynamo_core.resources import AsyncResource

@@ -16,7 +16,7 @@ from contextlib import suppress
 import msgspec
 from dynamo_core.backoff import jitter
 from dynamo_core.contracts.discovery import Discovery, Lease
-from dynamo_core.contracts.events import EventPlane
+from dynamo_core.contracts.transports.events import EventPlane
 from dynamo_core.protocol.decoding import read
 from dynamo_core.protocol.events import PLACED_LOADS, PlacedLoads
 from dynamo_core.resources import AsyncResource

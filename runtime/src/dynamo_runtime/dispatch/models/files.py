@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import re
 
-from dynamo_core.contracts.call import MODEL_FILE
+from dynamo_core.contracts.transports.call import MODEL_FILE
 from dynamo_core.errors import ResponseTimeout, StreamIncomplete, Unavailable
 from dynamo_core.protocol.records import Instance, ModelCard, ModelFile, ModelFileChunk, ModelFileRequest
 

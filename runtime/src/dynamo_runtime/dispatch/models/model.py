@@ -6,15 +6,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from dynamo_core.contracts.admission import Permit
-from dynamo_core.contracts.call import EMBED, SCORE, Endpoint
-from dynamo_core.contracts.context import EngineContext
 from dynamo_core.contracts.engine import EMBED as EMBED_CAPABILITY
 from dynamo_core.contracts.engine import RERANK
 from dynamo_core.contracts.engine import SCORE as SCORE_CAPABILITY
-from dynamo_core.contracts.explain import RouteView
 from dynamo_core.contracts.parsers import NO_PARSERS, Parsers
-from dynamo_core.contracts.principal import ANONYMOUS, Principal
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.requests.explain import RouteView
+from dynamo_core.contracts.requests.principal import ANONYMOUS, Principal
 from dynamo_core.contracts.tokenizer import Tokenizer
+from dynamo_core.contracts.transports.call import EMBED, SCORE, Endpoint
 from dynamo_core.errors import DynamoError, NotSupported, StreamIncomplete, Unavailable
 from dynamo_core.protocol.records import AGGREGATED, DECODE, PREFILL, Instance, ModelCard
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
-from dynamo_core.contracts.explain import RankView, RouteView
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.explain import RankView, RouteView
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.contracts.router import Phase, RoutingRequest, ScoredRank, no_worker
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.records import DECODE, PREFILL

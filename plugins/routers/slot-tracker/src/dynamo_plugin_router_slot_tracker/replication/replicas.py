@@ -15,12 +15,12 @@ import zmq
 from dynamo_core import DynamoError
 from dynamo_core.errors import ConfigError, Unavailable
 
-from dynamo_plugin_router_slot_tracker.addresses import check_endpoint, check_peer
 from dynamo_plugin_router_slot_tracker.errors import Malformed, Unknown
-from dynamo_plugin_router_slot_tracker.events import PROGRESS_TOPIC, TOPIC
 from dynamo_plugin_router_slot_tracker.registry import Registry
-from dynamo_plugin_router_slot_tracker.replication import MAX_MESSAGE, Replication
-from dynamo_plugin_router_slot_tracker.sockets import SocketReader
+from dynamo_plugin_router_slot_tracker.replication.addresses import check_endpoint, check_peer
+from dynamo_plugin_router_slot_tracker.replication.events import PROGRESS_TOPIC, TOPIC
+from dynamo_plugin_router_slot_tracker.replication.messages import MAX_MESSAGE, Replication
+from dynamo_plugin_router_slot_tracker.replication.sockets import SocketReader
 
 log = logging.getLogger(__name__)
 

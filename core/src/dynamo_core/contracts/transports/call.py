@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from dynamo_core.contracts.context import Callback, EngineContext
+from dynamo_core.contracts.requests.context import Callback, EngineContext
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.protocol.events import KvHistoryPart, KvHistoryRequest

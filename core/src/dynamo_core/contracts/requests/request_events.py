@@ -11,7 +11,7 @@ from typing import Final, Protocol, Self
 
 import msgspec
 
-from dynamo_core.contracts.principal import Principal
+from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.contracts.router import ScoredRank
 from dynamo_core.protocol.records import RequestRecord
 from dynamo_core.resources import AsyncResource

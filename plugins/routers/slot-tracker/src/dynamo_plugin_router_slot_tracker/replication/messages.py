@@ -12,7 +12,8 @@ import msgspec
 from dynamo_core.protocol import Unreadable, read
 
 from dynamo_plugin_router_slot_tracker.errors import Refusal, Unknown
-from dynamo_plugin_router_slot_tracker.events import (
+from dynamo_plugin_router_slot_tracker.registry import Rank, Registry
+from dynamo_plugin_router_slot_tracker.replication.events import (
     FREE,
     PARTS_TOPIC,
     PREFILL_COMPLETED,
@@ -29,8 +30,7 @@ from dynamo_plugin_router_slot_tracker.events import (
     TrackerPart,
     WorkerRank,
 )
-from dynamo_plugin_router_slot_tracker.registry import Rank, Registry
-from dynamo_plugin_router_slot_tracker.resync import Resync, Subscriptions, SyncCounts
+from dynamo_plugin_router_slot_tracker.replication.resync import Resync, Subscriptions, SyncCounts
 from dynamo_plugin_router_slot_tracker.schemas import Addition, RequestKey
 
 log = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """A real redis-server on the loopback, on a free port and without a disk, that tests stop, kill and start again.
 
-A conftest imports the fixtures: ``from dynamo_testing.redis_server import make_server, redis_binary, server``.
+A conftest imports the fixtures: ``from dynamo_testing.servers.redis_server import make_server, redis_binary, server``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dynamo_testing.ports import free_port
-from dynamo_testing.server_process import ServerProcess, server_binary, starting
+from dynamo_testing.servers.ports import free_port
+from dynamo_testing.servers.server_process import ServerProcess, server_binary, starting
 
 
 class RedisServer(ServerProcess):

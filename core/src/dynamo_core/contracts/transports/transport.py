@@ -5,10 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from dynamo_core.contracts.call import Endpoint, Handler, Sink, Source
-from dynamo_core.contracts.context import EngineContext
-from dynamo_core.contracts.events import EventPlane
 from dynamo_core.contracts.plugin import ConnectingPlugin
+from dynamo_core.contracts.requests.context import EngineContext
+from dynamo_core.contracts.transports.call import Endpoint, Handler, Sink, Source
+from dynamo_core.contracts.transports.events import EventPlane
 from dynamo_core.protocol.records import Instance
 from dynamo_core.resources import AsyncResource
 

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 
 from dynamo_core import BackendError, Tokenizer
 
-from dynamo_plugin_engine_mocker.noise import WORD
+from dynamo_plugin_engine_mocker.tokens.noise import WORD
 
 
 class Vocabulary:

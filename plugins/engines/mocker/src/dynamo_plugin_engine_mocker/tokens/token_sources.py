@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from typing import Protocol
 
-from dynamo_plugin_engine_mocker.noise import BLOCK, noise
-from dynamo_plugin_engine_mocker.vocabulary import Vocabulary
+from dynamo_plugin_engine_mocker.tokens.noise import BLOCK, noise
+from dynamo_plugin_engine_mocker.tokens.vocabulary import Vocabulary
 
 _TOKENS = b"tokens"
 

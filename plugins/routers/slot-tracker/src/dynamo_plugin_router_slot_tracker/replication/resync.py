@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from dynamo_plugin_router_slot_tracker.events import Part, PartTopic, Progress
-from dynamo_plugin_router_slot_tracker.reconciliation import reconcile
 from dynamo_plugin_router_slot_tracker.registry import Registry
+from dynamo_plugin_router_slot_tracker.replication.events import Part, PartTopic, Progress
+from dynamo_plugin_router_slot_tracker.replication.reconciliation import reconcile
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from dynamo_core.contracts.call import Handler, ServedContext
+from dynamo_core.contracts.transports.call import Handler, ServedContext
 from dynamo_core.errors import Cancelled, Disconnected, DynamoError, Unknown
 from dynamo_core.protocol.annotated import Annotated
 from dynamo_core.tasks import TaskSet

@@ -8,8 +8,8 @@ from math import log
 
 from dynamo_core import TopLogprob
 
-from dynamo_plugin_engine_mocker.noise import BLOCK, WORD, noise
-from dynamo_plugin_engine_mocker.vocabulary import Vocabulary
+from dynamo_plugin_engine_mocker.tokens.noise import BLOCK, WORD, noise
+from dynamo_plugin_engine_mocker.tokens.vocabulary import Vocabulary
 
 # Neighbouring tokens of a request share a block, and most requests share the seed 0.
 _words = lru_cache(maxsize=256)(noise)

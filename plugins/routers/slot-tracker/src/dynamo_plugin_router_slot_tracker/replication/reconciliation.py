@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 from dynamo_plugin_router_slot_tracker.errors import Full
-from dynamo_plugin_router_slot_tracker.events import Part, PartTopic, TrackerPart
 from dynamo_plugin_router_slot_tracker.registry import RESTORED, Rank, Registry, Scope
+from dynamo_plugin_router_slot_tracker.replication.events import Part, PartTopic, TrackerPart
 from dynamo_plugin_router_slot_tracker.schemas import Held
 from dynamo_plugin_router_slot_tracker.sequences import ActiveSequence
 

@@ -75,7 +75,7 @@ MakeHouse = Callable[..., House]
 async def a_house_of(
     make_house: MakeHouse, count: int, engine: type[MockerEngine] = Mocker, *, tells: bool = True, **settings: Any
 ) -> tuple[House, KvRouter, list[Any]]:
-    """Return a house with workers of one kind, the router that chooses among them, with these settings, and the workers."""
+    """Return a house with workers of one kind, its router with these settings, and the workers."""
     routers = Routers(**settings)
     house = make_house(router=routers)
     workers = [await house.run(engine, enable_kv_routing=tells) for _ in range(count)]

@@ -64,7 +64,7 @@ class Contract:
 
 CONTRACTS = {
     "engine": Contract("dynamo_register_engines", "engine", "LLMEngine"),
-    "transport": Contract("dynamo_register_transports", "transport", "Transport"),
+    "transport": Contract("dynamo_register_transports", "transports.transport", "Transport"),
     "discovery": Contract("dynamo_register_discovery", "discovery", "Discovery"),
     "router": Contract("dynamo_register_routers", "router", "Router"),
     "admission": Contract("dynamo_register_admission", "admission", "Admission"),

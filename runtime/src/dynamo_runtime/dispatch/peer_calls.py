@@ -253,7 +253,7 @@ class PeerCalls(AsyncResource):
 
 
 class ExtensionPeers:
-    """See `dynamo_core.contracts.transports.peers.FrontendPeers`: the calls of one extension, apart from those of others."""
+    """The calls of one extension, apart from those of others: a `FrontendPeers` of core's contracts."""
 
     def __init__(self, calls: PeerCalls, extension: str) -> None:
         self._calls = calls

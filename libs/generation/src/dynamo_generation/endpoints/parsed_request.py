@@ -78,7 +78,7 @@ class ParsedRequest(ABC):
         """Return what reads one answer of an engine that gives tokens. May still change what the engine is asked."""
         return TokenChoice(index, request, model.tokenizer, stops)
 
-    def kept(self, collected: Sequence[Collected], model: ServedModel) -> Sequence[Collected]:
+    def best_of(self, collected: Sequence[Collected], model: ServedModel) -> Sequence[Collected]:
         """Return those of the whole answers that the client gets."""
         return collected
 

@@ -21,7 +21,7 @@ from coverage import CoverageData
 from tests.mutation.mutants import Mutant
 
 #: Seconds that a single test may take at its trial, and above which it takes no part.
-TEST_TIMEOUT, SLOW = 40, 5
+TEST_TIMEOUT, SLOW = 90, 30
 
 
 def read_report(folder: Path) -> tuple[dict[str, float], list[str]]:

@@ -43,6 +43,8 @@ def deployed(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) ->
     def settled(workers: int) -> Any:
         server = start(workers)
         assert server.until(lambda: whole(state(server), workers), 20), state(server)
+        # A frontend that has seen a worker come back may still load its model. The kernel chooses who answers.
+        assert server.until(lambda: all(chat(server, number)[0] == 200 for number in range(8)), 20)
         return server
 
     return settled
@@ -81,7 +83,7 @@ def test_a_state_sums_the_requests_of_all_frontends_and_finds_each(server: Any) 
     before = state(server)
     known = {line["id"] for line in before["recent"]}
     number = counted(before)
-    ids = [server.request("POST", "/v1/chat/completions", body(number))[1]["x-request-id"] for number in range(24)]
+    ids = [chat(server, number)[1]["x-request-id"] for number in range(24)]
     assert server.until(lambda: counted(state(server)) == number + 24, 10)
 
     told = state(server)
@@ -109,7 +111,7 @@ def test_a_model_without_workers_raises_an_alarm(to_be_halted: Any) -> None:
         (alarm,) = critical(server)
         assert "model mock-model: no frontend can serve it" in alarm
 
-        status, headers, _ = server.request("POST", "/v1/chat/completions", body(1))
+        status, headers, _ = chat(server, 1)
 
         assert status == 503
         told = dynamo("why", headers["x-request-id"], "--url", server.url).stdout
@@ -124,9 +126,11 @@ def critical(server: Any) -> list[str]:
     return [one["text"] for one in state(server)["alarms"] if one["level"] == "critical"]
 
 
-def body(number: int) -> dict[str, Any]:
+def chat(server: Any, number: int) -> Any:
+    """Ask over a connection of its own; return status, headers and body."""
     content = [{"role": "user", "content": f"a question, {number}"}]
-    return {"model": "mock-model", "messages": content, "max_tokens": 4, "stream": False}
+    body = {"model": "mock-model", "messages": content, "max_tokens": 4, "stream": False}
+    return server.request("POST", "/v1/chat/completions", body)
 
 
 def test_why_reports_an_unknown_request(server: Any) -> None:

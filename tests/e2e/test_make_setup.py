@@ -19,7 +19,8 @@ case "$*" in
   *" install "*hatchling*)
     [ -z "$FAILS" ] || { echo "ERROR: no network" >&2; exit 1; }
     echo "Collecting hatchling==1.0 (from x)" ;;
-  *" install "*core*)
+  *" install "*" -r "*)
+    grep -q '^-e ./core$' "${@: -1}" || exit 1
     echo "Obtaining file:///somewhere/core (from -r x)"
     echo "  Installing build dependencies: started"
     echo "Collecting aiohttp<4,>=3 (from dynamo-http==0.1.0)"

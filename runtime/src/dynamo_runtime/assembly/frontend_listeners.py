@@ -113,18 +113,8 @@ def make_listeners(
         taken = {(route.method, route.path) for route in public}
         public += [route for route in admin if (route.method, route.path) not in taken]
 
-    http, frontend = settings.http, settings.frontend
-    listener = partial(
-        Listener,
-        body_limit=http.body_limit_mb * MB,
-        body_budget=BodyBudget(http.bodies_limit_mb * MB, plane.metrics, http.metrics_prefix),
-        max_connections=http.max_connections,
-        idle_timeout=http.idle_timeout,
-        header_timeout=http.header_timeout,
-        body_timeout=http.body_timeout,
-        write_stall=settings.client.write_stall,
-        overload_status=http.overload_status,
-    )
+    frontend, cors = settings.frontend, settings.http.cors
+    listener = _listener(plane)
     return Listeners(
         listener(
             "frontend",
@@ -132,7 +122,7 @@ def make_listeners(
             port=frontend.port,
             routes=[*public, *public_health],
             ssl=server_context(frontend.tls, "frontend.tls"),
-            cors=Cors(http.cors.origins) if http.cors.origins else None,
+            cors=Cors(cors.origins) if cors.origins else None,
             port_option="--http-port or DYN_HTTP_PORT",
             reuse_port=role.shares_port,
         ),
@@ -147,6 +137,22 @@ def make_listeners(
             port_option="admin.port",
         ),
         identity,
+    )
+
+
+def _listener(plane: ProcessServices) -> Callable[..., Listener]:
+    """Return `Listener` with the limits that both listeners have."""
+    http, client = plane.settings.http, plane.settings.client
+    return partial(
+        Listener,
+        body_limit=http.body_limit_mb * MB,
+        body_budget=BodyBudget(http.bodies_limit_mb * MB, plane.metrics, http.metrics_prefix),
+        max_connections=http.max_connections,
+        idle_timeout=http.idle_timeout,
+        header_timeout=http.header_timeout,
+        body_timeout=http.body_timeout,
+        write_stall=client.write_stall,
+        overload_status=http.overload_status,
     )
 
 

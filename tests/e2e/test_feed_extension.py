@@ -43,8 +43,6 @@ def deployed(serve_for_module: Any, tmp_path_factory: pytest.TempPathFactory) ->
     def settled(workers: int) -> Any:
         server = start(workers)
         assert server.until(lambda: whole(state(server), workers), 20), state(server)
-        # A frontend that has seen a worker come back may still load its model. The kernel chooses who answers.
-        assert server.until(lambda: all(chat(server, number)[0] == 200 for number in range(8)), 20)
         return server
 
     return settled
@@ -59,7 +57,10 @@ def server(deployed: Callable[[int], Any]) -> Any:
 @pytest.fixture
 def to_be_halted(deployed: Callable[[int], Any]) -> Any:
     """Yield a server for tests in which a process stands still for a while."""
-    return deployed(1)
+    server = deployed(1)
+    # A frontend that has seen a worker come back may still load its model. The kernel chooses who answers.
+    assert server.until(lambda: all(chat(server, number)[0] == 200 for number in range(8)), 20)
+    return server
 
 
 def whole(told: dict[str, Any], workers: int) -> bool:

@@ -15,8 +15,8 @@ __all__ = ["READERS", "TRUSTED", "Feed", "calls", "clients", "discovery", "messa
 TRUSTED = {
     "dynamo_core.contracts.engine_boundary:check_engine_config msgspec.convert": "what an engine says of itself",
     "dynamo_runtime.settings.flags:read_plugin_flags tomllib.loads": "a file of an installed package",
-    "dynamo_runtime.worker.stream_validator:vocabulary_of reading.read_json": "config.json of the model folder",
-    "dynamo_runtime.worker.parser_choice:_object reading.read_json": "files of a model folder; bad ones say nothing",
+    "dynamo_runtime.worker.stream_validator:vocabulary_of decoding.read_json": "config.json of the model folder",
+    "dynamo_runtime.worker.parser_choice:_object decoding.read_json": "files of a model folder; bad ones say nothing",
     "dynamo_runtime.worker.parser_choice:_tokenizers msgspec.json.Decoder": "the tokenizer.json of that folder",
     "dynamo_core.protocol.decoding:read_json json.loads": "the helper itself; the places that use it are fed",
     "dynamo_text.text_splitter:state_of json.loads": "what the library of tokenizers says of itself, at most 128 deep",

@@ -291,7 +291,7 @@ async def config_files() -> AsyncGenerator[Feed, None]:
 
 @reader(
     "dynamo_testing.command:_prefill_result msgspec.json.Decoder",
-    "dynamo_runtime.cli.route:_messages reading.read_json",
+    "dynamo_runtime.cli.route:_messages decoding.read_json",
     good=[b'{"disaggregated_params": {}}'],
     raises=[ConfigError],
 )
@@ -308,7 +308,7 @@ async def arguments() -> AsyncGenerator[Feed, None]:
     yield feed
 
 
-@reader("dynamo_http.admin_client:AdminClient.ask reading.read_json", good=[b"{}"], raises=[ConfigError])
+@reader("dynamo_http.admin_client:AdminClient.ask decoding.read_json", good=[b"{}"], raises=[ConfigError])
 async def answers_to_operators() -> AsyncGenerator[Feed, None]:
     from dynamo_http.admin_client import AdminClient
 

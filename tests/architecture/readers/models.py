@@ -76,9 +76,9 @@ async def generation_settings() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_runtime.worker.probe:probe_request reading.read_json",
+    "dynamo_runtime.worker.probe:probe_request decoding.read_json",
     "dynamo_runtime.worker.probe:probe_request msgspec.convert",
-    "dynamo_runtime.worker.probe:_first_token reading.read_json",
+    "dynamo_runtime.worker.probe:_first_token decoding.read_json",
     bodies=plain_bodies,
     good=[b'{"token_ids": [1]}'],
 )

@@ -265,6 +265,22 @@ async def test_every_lifecycle_event_arrives_in_order(replica: Make) -> None:
     assert listener.sync.replication.counts.published == 0
 
 
+async def test_three_replicas_agree_and_none_forwards_events(replica: Make) -> None:
+    three = [replica() for _ in range(3)]
+    for one in three:
+        for other in three:
+            if one is not other:
+                await listens(one, other)
+    before = [one.sync.replication.counts.published for one in three]
+    for number, one in enumerate(three):
+        one.add(f"r{number}", [number, 10], 1)
+
+    await until(lambda: all(one.load == (3, 4) for one in three))
+
+    # Each told of its own only.
+    assert [one.sync.replication.counts.published for one in three] == [count + 1 for count in before]
+
+
 async def test_a_replica_ignores_its_own_events(replica: Make) -> None:
     one, other = replica(), replica()
     # By another name of the same endpoint, which nobody can tell.

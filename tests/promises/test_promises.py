@@ -72,7 +72,7 @@ def test_every_test_that_is_named_is_there(table: str) -> None:
         f"{where}::{test}"
         for where, test in sorted(named_by(table))
         if not any(
-            re.search(rf"^ *(async )?(def|class) {test}\b", file.read_text(), re.MULTILINE)
+            re.search(rf"^ *((async )?def |class |(?=Test)){test}\b", file.read_text(), re.MULTILINE)
             for file in CHECKS.get(where) or [TESTS[where]]
         )
     ]

@@ -10,7 +10,7 @@ from dynamo_testing.servers import ports
 
 def test_a_port_that_one_process_has_is_given_to_no_other() -> None:
     taken = ports.free_port()
-    asks = "import sys; from dynamo_testing import ports; print(ports._claim(int(sys.argv[1])))"
+    asks = "import sys; from dynamo_testing.servers import ports; print(ports._claim(int(sys.argv[1])))"
 
     def other(port: int) -> str:
         return subprocess.run(

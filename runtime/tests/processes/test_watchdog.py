@@ -91,7 +91,7 @@ async def test_a_stuck_loop_ends_the_process_with_all_stacks(
     assert stood
     assert ends.why == ["the event loop stood still for 0.2 s"]
     assert "MainThread" in caplog.text
-    assert "test_a_loop_that_stands_still" in caplog.text
+    assert "test_a_stuck_loop" in caplog.text
 
 
 async def test_a_loop_that_goes_on_is_left_alone(make: Callable[..., tuple[Watchdog, Ends]]) -> None:

@@ -86,7 +86,7 @@ class TestContract(ExtensionKit):
     async def test_a_frontend_with_a_state_of_another_release_is_named(
         self, host: ExtensionHost, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("dynamo_plugin_extension_feed.feed.seen", lambda *args: {"workers": [], "more": 1})
+        monkeypatch.setattr("dynamo_plugin_extension_feed.feed.frontend_view", lambda *args: {"workers": [], "more": 1})
 
         state = await self.json(host, "/admin/state")
 
@@ -100,7 +100,7 @@ class TestContract(ExtensionKit):
         async with host.asked("GET", "/admin/feed", token=TOKEN) as reading:
             await state_of(reading)
             with monkeypatch.context() as patch:
-                patch.setattr("dynamo_plugin_extension_feed.feed.together", broken)
+                patch.setattr("dynamo_plugin_extension_feed.feed.join_views", broken)
                 await self.within(reading.content.read(), "the end of the feed")
         assert "ZeroDivisionError" in host.failure
 

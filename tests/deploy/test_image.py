@@ -150,7 +150,7 @@ def test_the_health_check_is_content_with_one_good_answer(address: str, paths: l
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_its_install_command_makes_an_environment_that_serves_the_examples(
+def test_the_dockerfile_installs_an_environment_that_accepts_the_example_configs(
     tmp_path: Path, example: Callable[[str], dict[str, Any]], chart: Callable[..., list[dict[str, Any]]]
 ) -> None:
     """The command itself, with the folder of this test in place of /opt. It asks the index that pip is set up for."""

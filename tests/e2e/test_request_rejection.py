@@ -437,7 +437,7 @@ def test_tokens_bound_the_prefill_workers(house: Overloaded) -> None:
             assert refused == 503
 
 
-def test_blocks_bound_the_decode_workers(house: Overloaded) -> None:
+def test_the_block_threshold_measures_the_decode_workers_only(house: Overloaded) -> None:
     with house.held("answers", PROMPT_50):
         house.blocks(50)
 

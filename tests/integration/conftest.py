@@ -30,7 +30,7 @@ from dynamo_core.plugins.loader import PluginLoader
 from dynamo_plugin_discovery_memory.discovery import MemoryDiscovery
 from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_plugin_transport_inproc.transport import InprocTransport
-from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.process_lifecycle import Application
 from dynamo_runtime.assembly.resolve import load_parsers
 from dynamo_runtime.dispatch.admission import NoAdmission
 from dynamo_runtime.dispatch.execution.caller import Caller

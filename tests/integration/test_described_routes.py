@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from dynamo_http import Listener
-from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.process_lifecycle import Application
 from dynamo_runtime.settings import load_settings
 
 CONFIG = """

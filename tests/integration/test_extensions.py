@@ -23,7 +23,7 @@ from dynamo_core.errors import ConfigError, NotSupported
 from dynamo_core.protocol import FrontendRecord
 from dynamo_core.protocol.records import FRONTENDS
 from dynamo_runtime.assembly import extensions as runtime_extensions
-from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.process_lifecycle import Application
 from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.settings import load_settings
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from dynamo_runtime.assembly import frontend_process
-from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.process_lifecycle import Application
 from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.settings import LoadedSettings, load_settings
 
@@ -76,7 +76,9 @@ async def test_an_unready_frontend_joins_after_a_while_to_report_it(
     assert "model m has 0 of 1 workers" in answer
 
 
-async def test_a_frontend_stopped_before_ready_never_joins(stack: AsyncExitStack, loaded: LoadedSettings) -> None:
+async def test_a_frontend_stopped_before_ready_never_accepts_on_the_shared_port(
+    stack: AsyncExitStack, loaded: LoadedSettings
+) -> None:
     frontend = await run(stack, loaded, FRONTEND)
     url = frontend.url
 

@@ -456,7 +456,7 @@ async def test_an_answer_of_which_only_the_end_is_missing_is_ended(house: Any) -
         ({"ignore_eos": True}, {"eos_token_ids": [104]}, None),
     ],
 )
-async def test_an_answer_that_has_come_to_a_stop_token_does_not_go_on_after_it(
+async def test_migration_does_not_resume_an_answer_past_its_stop_token(
     house: Any, conditions: dict[str, Any], more: dict[str, Any], reason: str | None
 ) -> None:
     await workers(house, 2, (2, LOST))

@@ -24,7 +24,7 @@ from dynamo_core import (
 from dynamo_core.plugins.loader import PluginLoader
 from dynamo_plugin_parsers_standard.json_formats import HermesParser
 from dynamo_plugin_parsers_standard.think_tags import Qwen3Parser
-from dynamo_runtime.assembly.parser_candidates import find_candidates
+from dynamo_runtime.assembly.automatic_parsers import find_candidates
 from dynamo_runtime.cli.main import cli
 from dynamo_runtime.settings import load_settings
 from dynamo_testing.tiny_model import make_tokenizer_folder

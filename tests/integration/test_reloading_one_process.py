@@ -17,7 +17,7 @@ from dynamo_plugin_engine_mocker.config import MockerConfig
 from dynamo_plugin_engine_mocker.engine import MockerEngine
 from dynamo_plugin_router_affinity.router import AffinityRouter
 from dynamo_plugin_router_kv.router import KvRouter
-from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.process_lifecycle import Application
 from dynamo_runtime.settings import load_settings
 from dynamo_testing.servers.certificates import make_certificates
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from dynamo_core.errors import PluginError
 from dynamo_core.plugins.loader import PluginLoader
-from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.process_lifecycle import Application
 from dynamo_runtime.cli.main import cli
 from dynamo_runtime.settings import load_settings
 

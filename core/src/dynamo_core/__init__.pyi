@@ -19,6 +19,7 @@ from dynamo_core.contracts.discovery import Discovery as Discovery
 from dynamo_core.contracts.discovery import Lease as Lease
 from dynamo_core.contracts.discovery import WatchEvent as WatchEvent
 from dynamo_core.contracts.discovery import WatchKind as WatchKind
+from dynamo_core.contracts.duck_typed_engine import EngineLike as EngineLike
 from dynamo_core.contracts.engine import EMBED as EMBED
 from dynamo_core.contracts.engine import GUIDED as GUIDED
 from dynamo_core.contracts.engine import MULTI_CHOICE as MULTI_CHOICE
@@ -40,7 +41,6 @@ from dynamo_core.contracts.extension import FrontendView as FrontendView
 from dynamo_core.contracts.extension import ObservedLoads as ObservedLoads
 from dynamo_core.contracts.extension import ObservedPool as ObservedPool
 from dynamo_core.contracts.extension import SettingsReport as SettingsReport
-from dynamo_core.contracts.foreign_engine import EngineLike as EngineLike
 from dynamo_core.contracts.frontend import Frontend as Frontend
 from dynamo_core.contracts.frontend import FrontendServices as FrontendServices
 from dynamo_core.contracts.frontend import InflightRequest as InflightRequest

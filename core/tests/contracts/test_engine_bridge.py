@@ -16,7 +16,7 @@ from dynamo_core import (
     PreprocessedRequest,
     WorkerConfig,
 )
-from dynamo_core.contracts.foreign_engine import as_engine
+from dynamo_core.contracts.duck_typed_engine import as_engine
 from dynamo_core.errors import ConfigError, NotSupported
 from dynamo_core.protocol.request import EmbedRequest
 from dynamo_runtime import run

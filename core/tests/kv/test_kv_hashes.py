@@ -82,6 +82,6 @@ def test_a_block_size_that_is_not_positive_is_refused(block_size: int) -> None:
 
 
 @pytest.mark.parametrize("token_id", [-1, 2**32])
-def test_a_token_id_beyond_32_bits_is_refused(token_id: int) -> None:
+def test_block_hashes_refuse_a_token_id_beyond_32_bits(token_id: int) -> None:
     with pytest.raises(OverflowError):
         block_hashes([token_id], 1)

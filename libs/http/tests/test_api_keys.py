@@ -12,7 +12,7 @@ from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.errors import ConfigError
 from dynamo_http.auth import AdminToken, ApiKeys, hash_of, new_key
-from dynamo_http.request import principal_of
+from dynamo_http.request_identity import principal_of
 from dynamo_http.settings import AuthSettings
 from pydantic import ValidationError
 

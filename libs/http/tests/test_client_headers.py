@@ -12,7 +12,7 @@ from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.errors import InvalidArgument
 from dynamo_http.client_headers import CLIENT_HEADERS, client_headers, with_client_headers
-from dynamo_http.request import PRINCIPAL, principal_of
+from dynamo_http.request_identity import PRINCIPAL, principal_of
 from dynamo_http.settings import HttpSettings
 from multidict import CIMultiDict
 

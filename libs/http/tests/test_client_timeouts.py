@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from aiohttp.test_utils import make_mocked_request
 from dynamo_core.contracts.requests.principal import Principal
-from dynamo_http.request import PRINCIPAL, principal_of
+from dynamo_http.request_identity import PRINCIPAL, principal_of
 
 
 def told(**headers: str) -> Principal:

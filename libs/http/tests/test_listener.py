@@ -302,7 +302,7 @@ async def test_a_redirect_of_a_handler_passes(client: aiohttp.ClientSession) -> 
         assert await response.text() == "hello"
 
 
-async def test_a_handler_is_cancelled_when_its_client_leaves() -> None:
+async def test_the_listener_cancels_a_handler_when_its_client_disconnects() -> None:
     blocker = Blocker()
     async with serving(blocker.route()) as listener:
         _, writer = await blocker.enter(listener)

@@ -33,13 +33,13 @@ from dynamo_core.errors import Disconnected, InvalidArgument, StreamIncomplete, 
 from dynamo_core.protocol import Annotated, Instance
 from dynamo_plugin_transport_inproc.transport import InprocTransport
 from dynamo_telemetry import Metrics
+from dynamo_testing.transport.caller_cancellation import StopChecks
 from dynamo_testing.transport.contexts import ContextChecks
 from dynamo_testing.transport.endings import EndChecks
 from dynamo_testing.transport.errors import ErrorChecks
 from dynamo_testing.transport.flow import FlowChecks
 from dynamo_testing.transport.harness import COUNT, Ask, Planes, Tick
 from dynamo_testing.transport.payloads import Parcel, PayloadChecks
-from dynamo_testing.transport.stopping import StopChecks
 from dynamo_testing.transport.streams import StreamChecks
 
 from libs.testing.tests.planted import (

@@ -59,7 +59,7 @@ def test_the_end_of_a_value_is_found_wherever_the_text_is_cut(value: Any, indent
 
 
 @given(NEARLY)
-def test_a_value_is_taken_as_it_is_exactly_if_it_is_json(text: str) -> None:
+def test_the_json_scanner_takes_a_text_unrepaired_only_if_it_is_json(text: str) -> None:
     progress, at, out, repairs = told(text + "\n", [100])
 
     whole = progress is Progress.DONE and not text[at:].strip(" \t\n\r")

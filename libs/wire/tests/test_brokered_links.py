@@ -418,7 +418,7 @@ async def test_no_lost_message_corrupts_a_stream(office: Any, make_transport: An
         assert error is not None or sink.items == [b"x" * 200_000]
 
 
-async def test_an_unknown_link_is_rejected(office: Any, make_transport: Any) -> None:
+async def test_a_worker_rejects_a_message_on_an_unknown_broker_link(office: Any, make_transport: Any) -> None:
     server = await make_transport()
     instance = at(await server.serve(7, ECHO, echo))
     link = f"{'0' * 24}.1"
@@ -577,7 +577,7 @@ def test_a_probe_answer_survives_encoding(busy: float) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"\xcb\xbf\xf0\x00\x00\x00\x00\x00\x00", b"\xa1x"])
-def test_the_answer_to_a_probe_is_seconds_or_an_error(body: bytes) -> None:
+def test_a_malformed_probe_answer_raises_a_link_error(body: bytes) -> None:
     with pytest.raises(LinkError, match="answer to a probe"):
         read_answer(memoryview(body))
 

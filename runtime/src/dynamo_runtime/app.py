@@ -16,7 +16,7 @@ from dynamo_http.binding import SharedPort
 from dynamo_telemetry import logs
 
 from dynamo_runtime import garbage_collector
-from dynamo_runtime.assembly.application import Application
+from dynamo_runtime.assembly.process_lifecycle import Application
 from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import OneReload, Reload, Reloader
 from dynamo_runtime.assembly.resolve import Resolved

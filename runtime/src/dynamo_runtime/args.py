@@ -18,10 +18,10 @@ from pydantic_core import PydanticUndefined
 
 from dynamo_runtime.assembly.worker_process import worker_config
 from dynamo_runtime.settings import FLAGS, LoadedSettings, Settings
-from dynamo_runtime.settings.shape import REQUIRED, shape_of
+from dynamo_runtime.settings.known_keys import REQUIRED, shape_of
 from dynamo_runtime.settings.sources import option_layer
 from dynamo_runtime.settings.tree import Table
-from dynamo_runtime.standalone_settings import PLANES, load_standalone, worker_word
+from dynamo_runtime.standalone_engine_settings import PLANES, load_standalone, worker_word
 
 EngineT = TypeVar("EngineT", bound=LLMEngine)
 

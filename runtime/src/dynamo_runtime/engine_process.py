@@ -11,9 +11,9 @@ from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, NoReturn, Protocol, cast
 
+from dynamo_core.contracts.duck_typed_engine import EngineLike, as_engine
 from dynamo_core.contracts.engine import LLMEngine, WorkerConfig
 from dynamo_core.contracts.engine_boundary import location, type_name
-from dynamo_core.contracts.foreign_engine import EngineLike, as_engine
 from dynamo_core.errors import ConfigError, DynamoError, InvalidArgument
 
 from dynamo_runtime.app import FAILED, serve
@@ -21,7 +21,7 @@ from dynamo_runtime.args import from_args
 from dynamo_runtime.assembly.roles import HostedEngine
 from dynamo_runtime.assembly.worker_process import COMMON_LABELS
 from dynamo_runtime.processes.supervisor import MISCONFIGURED
-from dynamo_runtime.standalone_settings import layer_of, load_standalone, worker_word
+from dynamo_runtime.standalone_engine_settings import layer_of, load_standalone, worker_word
 
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 

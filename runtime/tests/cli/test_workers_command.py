@@ -95,7 +95,7 @@ def test_json_prints_the_frontends_answer(asked: Callable[[Answers], list[str]])
     assert json.loads(run("cordon", "gpu-3", "--json").stdout) == entry(state="cordoned")
 
 
-def test_a_refusal_is_one_line(asked: Callable[[Answers], list[str]]) -> None:
+def test_the_workers_command_prints_a_http_error_as_one_line(asked: Callable[[Answers], list[str]]) -> None:
     asked([(404, {"error": {"message": "no worker 'x' is registered"}})])
 
     result = run("cordon", "x")

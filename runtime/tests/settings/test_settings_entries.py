@@ -12,8 +12,8 @@ from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
 from dynamo_runtime.settings import LoadedSettings, PluginEntry, config_schema, load_settings, view_settings
 from dynamo_runtime.settings.entries import assign_section_keys, by_entry_name
+from dynamo_runtime.settings.known_keys import shape_of
 from dynamo_runtime.settings.layers import check, fill, merge
-from dynamo_runtime.settings.shape import shape_of
 from dynamo_runtime.settings.tree import DEFAULT, Table, from_plain, to_plain
 from hypothesis import given
 from hypothesis import strategies as st

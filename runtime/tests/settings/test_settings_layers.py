@@ -272,7 +272,7 @@ def test_the_modes_are_those_of_the_engine_contract() -> None:
         assert DisaggregationMode(loaded.settings.workers["mock"].disaggregation_mode) is mode
 
 
-def test_a_dump_is_the_callers_own_and_can_be_loaded_again(config_file: ConfigFile) -> None:
+def test_a_settings_dump_is_a_copy_and_loads_as_the_same_settings(config_file: ConfigFile) -> None:
     loaded = load_settings(config_file(FULL), env={})
     again = config_file(yaml.safe_dump(loaded.dump(redact=False)), "again.yaml")
 

@@ -378,7 +378,7 @@ async def test_a_call_that_is_not_sampled_is_not_recorded(record: Record) -> Non
     assert recorded.spans == []
 
 
-async def test_a_request_that_leaves_while_it_waits_for_the_engine_never_was_in_it(record: Record) -> None:
+async def test_a_request_cancelled_in_the_queue_records_no_engine_span(record: Record) -> None:
     recorded = record()
     adapter = serving(endless, limit=1)
     running = await adapter.generate(REQUEST, context())

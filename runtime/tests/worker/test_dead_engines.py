@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dynamo_core import LLMEngine, WorkerConfig
-from dynamo_core.contracts.foreign_engine import as_engine
+from dynamo_core.contracts.duck_typed_engine import as_engine
 from dynamo_runtime.worker.worker import WorkerLimits, WorkerState
 
 from runtime.tests.worker.engines import Plain

@@ -22,8 +22,8 @@ from dynamo_core import (
     chunk,
     usage,
 )
+from dynamo_core.contracts.duck_typed_engine import as_engine
 from dynamo_core.contracts.engine import EMBED, KvEventSource
-from dynamo_core.contracts.foreign_engine import as_engine
 from dynamo_core.errors import DynamoError
 from dynamo_core.protocol.request import EmbedRequest, ScoreRequest
 from dynamo_runtime.worker.card import public_name

@@ -116,7 +116,7 @@ def test_a_failing_registry_does_not_break_the_page(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("prefixes", [[], [""]])
-def test_everything_is_never_bridged(prefixes: list[str]) -> None:
+def test_the_metrics_bridge_refuses_empty_prefixes(prefixes: list[str]) -> None:
     with pytest.raises(ValueError, match="prefixes"):
         Metrics().bridge(CollectorRegistry(), prefixes=prefixes)
 

@@ -20,9 +20,9 @@ from dynamo_core import (
 from dynamo_core.contracts.transports.call import EMBED, GENERATE, MODEL_FILE, SCORE
 from dynamo_core.protocol import UNREADABLE, Unreadable
 from dynamo_core.protocol.decoding import check_depth, read
+from dynamo_plugin_extension_feed.frontend_view import Line, View, Worker, read_view
 from dynamo_plugin_extension_feed.rates import FrontendCounts, ModelCounts, TenantCounts, Totals, WorkerCounts
 from dynamo_plugin_extension_feed.state import Views, join_views
-from dynamo_plugin_extension_feed.views import Line, View, Worker, read_view
 from dynamo_wire import encode as pack
 from dynamo_wire.brokered import fragments
 from dynamo_wire.messages import item_decoder
@@ -164,7 +164,7 @@ _VIEW = msgspec.msgpack.encode(
 
 
 @reader(
-    "dynamo_plugin_extension_feed.views:read_view msgspec.convert",
+    "dynamo_plugin_extension_feed.frontend_view:read_view msgspec.convert",
     bodies=msgpack_bodies,
     good=[_VIEW],
     raises=[Unreadable],

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from dynamo_core.contracts.config import PluginConfig
+from dynamo_core.contracts.duck_typed_engine import unwrap
 from dynamo_core.contracts.engine import EngineConfig, LLMEngine, WorkerConfig
-from dynamo_core.contracts.foreign_engine import unwrap
 from dynamo_core.errors import BackendUnknown
 from dynamo_core.protocol.output import CompletionUsage, FinishReason, LLMEngineOutput
 

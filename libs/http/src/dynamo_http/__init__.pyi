@@ -12,8 +12,8 @@ from dynamo_http.listener import Listener as Listener
 from dynamo_http.origins import foreign_page as foreign_page
 from dynamo_http.origins import is_on_this_host as is_on_this_host
 from dynamo_http.origins import refuse_pages as refuse_pages
-from dynamo_http.request import principal_of as principal_of
-from dynamo_http.request import request_id_of as request_id_of
-from dynamo_http.request import set_request_id as set_request_id
+from dynamo_http.request_identity import principal_of as principal_of
+from dynamo_http.request_identity import request_id_of as request_id_of
+from dynamo_http.request_identity import set_request_id as set_request_id
 
 __all__: list[str]

@@ -22,7 +22,7 @@ from dynamo_core.errors import ConfigError, Problem
 
 from dynamo_http.errors import error_response
 from dynamo_http.origins import refuse_pages
-from dynamo_http.request import PRINCIPAL
+from dynamo_http.request_identity import PRINCIPAL
 from dynamo_http.settings import AuthSettings
 
 #: What a hash in the settings begins with.

@@ -17,7 +17,7 @@ from aiohttp.http import RawRequestMessage
 from dynamo_core.errors import HttpFault
 
 from dynamo_http.body_budget import INLINE, SMALL, WORK, BodyBudget, Lease, TooSlow, run_in_thread
-from dynamo_http.request import request_id_of
+from dynamo_http.request_identity import request_id_of
 
 #: Members of a gzip body, each of which costs some memory to begin. Real clients send one.
 MAX_MEMBERS = 1024

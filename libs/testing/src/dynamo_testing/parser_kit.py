@@ -28,7 +28,7 @@ from dynamo_core.contracts.parsers import ReasoningParser, ToolCallParser
 
 from dynamo_testing.optional_packages import pytest
 from dynamo_testing.parser.cost import check_cost
-from dynamo_testing.parser.reading import (
+from dynamo_testing.parser.piecewise_parsing import (
     Call,
     Parser,
     Said,

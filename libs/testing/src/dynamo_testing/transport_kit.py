@@ -25,6 +25,7 @@ Checks of what the harness cannot do (break a connection, say) are skipped unles
 
 from __future__ import annotations
 
+from dynamo_testing.transport.caller_cancellation import StopChecks
 from dynamo_testing.transport.contexts import ContextChecks
 from dynamo_testing.transport.endings import EndChecks
 from dynamo_testing.transport.errors import ErrorChecks
@@ -32,7 +33,6 @@ from dynamo_testing.transport.flow import FlowChecks
 from dynamo_testing.transport.hanging import HangChecks
 from dynamo_testing.transport.harness import Planes, TransportHarness
 from dynamo_testing.transport.payloads import PayloadChecks
-from dynamo_testing.transport.stopping import StopChecks
 from dynamo_testing.transport.streams import StreamChecks
 
 __all__ = ["Planes", "TransportHarness", "TransportKit"]

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 from dynamo_plugin_admission_fair_queue.config import TenantSettings
-from dynamo_plugin_admission_fair_queue.limits import TenantLimits
 from dynamo_plugin_admission_fair_queue.peers import Peers
+from dynamo_plugin_admission_fair_queue.tenant_quotas import TenantLimits
 from dynamo_plugin_admission_fair_queue.usage_codec import LARGEST, PeerSnapshot, TenantUse, UsageReport, encode
 from hypothesis import given
 from hypothesis import strategies as st

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 from dynamo_plugin_admission_fair_queue.config import TenantSettings
-from dynamo_plugin_admission_fair_queue.limits import TenantLimits
 from dynamo_plugin_admission_fair_queue.queue import RequestQueue, Waiter
 from dynamo_plugin_admission_fair_queue.shares import Shares
+from dynamo_plugin_admission_fair_queue.tenant_quotas import TenantLimits
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule

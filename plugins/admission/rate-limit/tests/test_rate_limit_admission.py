@@ -229,7 +229,7 @@ def test_new_limits_apply_at_once_and_spent_amounts_stay(run: Run) -> None:
     run(check, tokens_per_minute=60)
 
 
-def test_all_but_the_server_can_change_while_requests_run() -> None:
+def test_reload_applies_every_rate_limit_setting_but_shared() -> None:
     assert set(RateLimitConfig.model_fields) - RateLimitConfig.LIVE == {"shared"}
 
 

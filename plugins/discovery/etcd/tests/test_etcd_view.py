@@ -8,7 +8,7 @@ import pytest
 from dynamo_core import WatchEvent, WatchKind
 from dynamo_plugin_discovery_etcd.view import View
 from dynamo_plugin_discovery_etcd.wire import Change, Keys, Listing, Record
-from dynamo_testing.discovery.model import Told
+from dynamo_testing.discovery.watched_records import Told
 from hypothesis import given
 from hypothesis import strategies as st
 

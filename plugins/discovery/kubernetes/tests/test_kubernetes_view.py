@@ -6,7 +6,7 @@ from dynamo_core import WatchEvent, WatchKind
 from dynamo_leases import NO_LEASE
 from dynamo_plugin_discovery_kubernetes.objects import LeaseFact, RecordFact
 from dynamo_plugin_discovery_kubernetes.view import CLEAR_AFTER, SKEW, View
-from dynamo_testing.discovery.model import Told
+from dynamo_testing.discovery.watched_records import Told
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -42,7 +42,7 @@ def test_only_set_values_are_passed_to_vllm() -> None:
     assert "kv_cache_memory_bytes" not in arguments
 
 
-def test_whether_a_model_that_answers_nothing_has_a_cache_of_prefixes_is_left_to_vllm() -> None:
+def test_vllm_chooses_prefix_caching_of_a_pooling_model_unless_it_is_set() -> None:
     assert given()["enable_prefix_caching"] is True
     assert "enable_prefix_caching" not in given(runner="pooling")
     assert given(runner="pooling", enable_prefix_caching=False)["enable_prefix_caching"] is False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynamo_plugin_extension_feed.alarms import alarms
-from dynamo_plugin_extension_feed.views import Worker
+from dynamo_plugin_extension_feed.frontend_view import Worker
 
 
 def model(name: str = "m", requests: int = 0, failed: int = 0, refused: int = 0, ready: bool = True) -> dict[str, Any]:

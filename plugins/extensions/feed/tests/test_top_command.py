@@ -230,7 +230,7 @@ async def test_a_column_grows_with_its_content(top: Top, frontend: Frontend) -> 
         assert names(top) == ["a-worker-with-a-long-name"]
 
 
-async def test_an_open_screen_stays_open_across_refreshes(top: Top, frontend: Frontend) -> None:
+async def test_top_keeps_an_open_dialog_across_refreshes(top: Top, frontend: Frontend) -> None:
     async with top.run_test() as pilot:
         await pilot.press("question_mark")
         frontend.state = state(workers=[worker(9)])

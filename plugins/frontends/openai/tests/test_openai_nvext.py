@@ -73,7 +73,7 @@ async def test_a_field_may_repeat_in_nvext_with_the_same_value(
         assert f"`nvext.{name}`" in reply.json()["message"]
 
 
-async def test_greedy_sampling_drops_sampling_options(server: Any, model: Any) -> None:
+async def test_nvext_greedy_sampling_overrides_sampling_options(server: Any, model: Any) -> None:
     sampling = (
         await asked(server, model, temperature=1.5, top_p=0.5, min_p=0.1, nvext={"greedy_sampling": True, "top_k": 5})
     ).sampling_options

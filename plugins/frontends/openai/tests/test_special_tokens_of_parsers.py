@@ -160,7 +160,7 @@ def test_a_marker_that_may_begin_a_stop_string_is_text(tokenizer: Any) -> None:
     assert choice.completion_tokens == len(ids)
 
 
-def test_tokens_after_a_marker_are_counted_up_to_the_stop_string(tokenizer: Any) -> None:
+def test_completion_tokens_include_those_between_a_marker_and_the_stop_string(tokenizer: Any) -> None:
     ids = tokenizer.encode(f"a{OPEN}xbxc", add_special_tokens=False)
 
     parser, choice = fed(tokenizer, [ids], stop=["x"], min_tokens=3)

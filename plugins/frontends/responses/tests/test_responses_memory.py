@@ -15,7 +15,7 @@ import openai
 import pytest
 from dynamo_core import Expected, FinishReason, HttpRoute, Principal, ResponseStoreServices
 from dynamo_core.errors import CannotConnect
-from dynamo_http.request import PRINCIPAL
+from dynamo_http.request_identity import PRINCIPAL
 from dynamo_plugin_frontend_responses.memory_store import MemoryStore, MemoryStoreConfig
 from dynamo_plugin_frontend_responses.records import NEAR
 from dynamo_telemetry import Metrics
@@ -295,7 +295,7 @@ async def test_the_responses_of_another_key_or_tenant_are_not_there(server: Any,
 # References to items.
 
 
-async def test_items_are_named_instead_of_sent_again(server: Any) -> None:
+async def test_request_input_references_stored_items_by_id(server: Any) -> None:
     first = await ask(server, input="Oslo?", says="Rain.")
     item = first["output"][0]["id"]
     asked = (await http(server, "GET", f"{PATH}/{first['id']}/input_items"))[1]["data"][0]["id"]

@@ -496,7 +496,7 @@ async def test_with_gaps_events_carry_a_number(replica: Make, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("gaps", [False, True])
-async def test_only_with_the_option_more_than_events_is_subscribed_to(replica: Make, gaps: bool) -> None:
+async def test_a_replica_subscribes_to_progress_only_with_gap_repair(replica: Make, gaps: bool) -> None:
     listener = replica(gaps=gaps)
     stranger = Stranger(listener)
     try:
@@ -691,7 +691,7 @@ def test_a_client_may_register_tcp_peers(endpoint: str) -> None:
         pytest.param("tcp://" + "a." * 200 + "b:1", "invalid host", id="a host of 401 characters"),
     ],
 )
-def test_a_client_may_register_nothing_else(endpoint: str, reason: str) -> None:
+def test_peer_registration_refuses_invalid_zmq_endpoints(endpoint: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason) as raised:
         check_peer(endpoint)
 

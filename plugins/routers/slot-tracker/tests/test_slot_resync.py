@@ -259,7 +259,7 @@ def asked_for(link: Link) -> list[PartTopic]:
     return [topic for wanted in link.wanted if (topic := PartTopic.decode(wanted)) is not None]
 
 
-def test_no_part_is_requested_without_a_loss(clock: Clock, pair: Pair) -> None:
+def test_a_replica_requests_no_resync_without_a_lost_event(clock: Clock, pair: Pair) -> None:
     teller, listener, link = pair
     for number in range(50):
         teller.add(f"r{number}", [number])
@@ -423,7 +423,7 @@ def test_parts_are_requested_one_at_a_time_until_complete(
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_losses_between_two_parts_are_fetched(
+def test_resync_starts_over_after_a_loss_between_two_state_parts(
     clock: Clock, pair: Pair, monkeypatch: pytest.MonkeyPatch, heard: bool
 ) -> None:
     monkeypatch.setattr(replication, "_PART", 1000)

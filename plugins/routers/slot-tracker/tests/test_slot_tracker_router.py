@@ -322,7 +322,7 @@ async def test_workers_that_come_and_go_are_made_known(house: House) -> None:
     await until(lambda: len(house.loads) == 3)
 
 
-async def test_a_worker_removed_from_the_service_is_registered_again(house: House) -> None:
+async def test_router_reregisters_a_worker_that_the_slot_tracker_lost(house: House) -> None:
     for worker in (1, 2):
         house.worker(worker)
     service = await house.serve()

@@ -10,10 +10,10 @@ import pytest
 from dynamo_core import Endpoint, EngineContext, ServedContext
 from dynamo_core.errors import CannotConnect
 from dynamo_core.protocol import Instance
-from dynamo_plugin_transport_tcp import networks
+from dynamo_plugin_transport_tcp import outbound_allowlist
 from dynamo_plugin_transport_tcp.address import Address, own_address
 from dynamo_plugin_transport_tcp.config import TcpConfig
-from dynamo_plugin_transport_tcp.networks import AllowedNetworks, own_networks
+from dynamo_plugin_transport_tcp.outbound_allowlist import AllowedNetworks, own_networks
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_telemetry import Metrics
 from pydantic import ValidationError
@@ -60,7 +60,7 @@ def at(host: str, there: Address) -> Instance:
 def test_private_networks_are_allowed_unless_others_are_named(
     monkeypatch: pytest.MonkeyPatch, address: str, allowed: bool
 ) -> None:
-    monkeypatch.setattr(networks, "own_networks", tuple)
+    monkeypatch.setattr(outbound_allowlist, "own_networks", tuple)
 
     assert AllowedNetworks(None).allow(address) is allowed
     named = AllowedNetworks(["203.0.113.0/24", "2001:db8::/32"])
@@ -86,7 +86,7 @@ def test_a_machine_without_routing_tables_has_only_its_address(
         path = tmp_path / name
         if table is not None:
             path.write_bytes(table)
-        monkeypatch.setattr(networks, name, path)
+        monkeypatch.setattr(outbound_allowlist, name, path)
 
     assert len(own_networks()) <= 1
 
@@ -118,7 +118,7 @@ async def test_a_host_is_resolved_once_and_the_checked_address_is_connected(
         # The first answer has an address that is refused, too; a second one would lead elsewhere.
         return ["203.0.113.5", "127.0.0.1"] if len(asked) == 1 else ["203.0.113.5"]
 
-    monkeypatch.setattr(networks, "lookup", changing)
+    monkeypatch.setattr(outbound_allowlist, "lookup", changing)
 
     await client.call(at("worker.example", there), BYTES, 0, EngineContext("r"), sink)
 

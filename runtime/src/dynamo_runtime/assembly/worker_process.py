@@ -14,8 +14,8 @@ from dynamo_core.tasks import TaskSet
 from dynamo_http.health import metrics_route, system_routes
 from dynamo_http.listener import Listener
 
+from dynamo_runtime.assembly.automatic_parsers import find_candidates
 from dynamo_runtime.assembly.extensions import Extensions
-from dynamo_runtime.assembly.parser_candidates import find_candidates
 from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import Plan, Step
 from dynamo_runtime.assembly.roles import Role

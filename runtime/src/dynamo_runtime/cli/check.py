@@ -125,7 +125,7 @@ def _listeners(settings: Settings) -> Iterator[dict[str, Any]]:
 
 def _models(settings: Settings, resolved: Resolved, loader: PluginLoader) -> tuple[list[dict[str, Any]], ...]:
     """Return the parsers of each worker's model, and the forms that its chat template reads."""
-    from dynamo_runtime.assembly.parser_candidates import find_candidates
+    from dynamo_runtime.assembly.automatic_parsers import find_candidates
     from dynamo_runtime.assembly.worker_process import worker_config
     from dynamo_runtime.worker.model_files import read_files
     from dynamo_runtime.worker.parser_choice import REASONING_KEY, TOOL_KEY, choose_parsers

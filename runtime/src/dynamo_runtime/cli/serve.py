@@ -50,7 +50,7 @@ def run(
         ConfigError: the settings are wrong, or there is no such worker.
     """
     from dynamo_runtime.app import serve
-    from dynamo_runtime.settings.shape import suggestion
+    from dynamo_runtime.settings.known_keys import suggestion
 
     loaded = load(**options)
     if worker is not None:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from dynamo_core.errors import ConfigError
 
-from dynamo_runtime.settings.shape import Shape, suggestion
+from dynamo_runtime.settings.known_keys import Shape, suggestion
 from dynamo_runtime.settings.tree import DEFAULT, Leaf, Node, Table, from_plain, location
 
 #: Merges an upper table over a lower one that holds the given keys.

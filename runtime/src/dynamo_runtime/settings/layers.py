@@ -9,7 +9,7 @@ from dynamo_core.contracts.config import NESTED
 from dynamo_core.errors import ConfigError
 
 from dynamo_runtime.settings.entries import is_entry_list, merge_entries, read_entries
-from dynamo_runtime.settings.shape import REQUIRED, Shape, suggestion
+from dynamo_runtime.settings.known_keys import REQUIRED, Shape, suggestion
 from dynamo_runtime.settings.tree import DEFAULT, Leaf, Node, Path, Table, find, location, replace_at
 
 

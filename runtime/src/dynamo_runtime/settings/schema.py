@@ -9,8 +9,8 @@ from typing import Any
 
 from dynamo_core.contracts.config import PluginConfig
 
+from dynamo_runtime.settings.known_keys import shape_of
 from dynamo_runtime.settings.model import Settings
-from dynamo_runtime.settings.shape import shape_of
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

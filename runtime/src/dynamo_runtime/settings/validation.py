@@ -11,7 +11,7 @@ from dynamo_core.errors import ConfigError
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from dynamo_runtime.settings.shape import Shape, suggestion
+from dynamo_runtime.settings.known_keys import Shape, suggestion
 from dynamo_runtime.settings.tree import Leaf, Node, Path, Table, location, replace_at, to_plain
 
 ModelT = TypeVar("ModelT")

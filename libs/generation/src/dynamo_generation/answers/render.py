@@ -10,7 +10,7 @@ import msgspec
 from dynamo_core import ParserDelta
 
 from dynamo_generation.choices.choice import Choice, Piece
-from dynamo_generation.choices.logprobs import Scored
+from dynamo_generation.choices.logprob_buffer import Scored
 from dynamo_generation.choices.packed_logprobs import PackedLogprobs
 
 #: A whole answer in pieces. An iterator makes those of a large one while they are written.

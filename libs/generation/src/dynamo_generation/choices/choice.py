@@ -17,7 +17,7 @@ from dynamo_core import (
 )
 from dynamo_text import Detokenizer, StopStrings
 
-from dynamo_generation.choices.logprobs import LogprobBuffer, Scored
+from dynamo_generation.choices.logprob_buffer import LogprobBuffer, Scored
 from dynamo_generation.choices.schema_validation import CollectedAnswer, Verdict
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from dynamo_core import TopLogprob
 
-from dynamo_generation.choices.logprobs import Scored
+from dynamo_generation.choices.logprob_buffer import Scored
 
 #: Scores that are unpacked at once: a fraction of a millisecond of work.
 _SLICE = 512

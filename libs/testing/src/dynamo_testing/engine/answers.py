@@ -16,7 +16,7 @@ from dynamo_core.protocol.output import FinishReason
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 
 from dynamo_testing.engine.bench import Bench, Skipped
-from dynamo_testing.engine.deadline import told, within
+from dynamo_testing.engine.bounded_calls import told, within
 from dynamo_testing.engine.failures import (
     AnswerRepeated,
     ConcurrentGenerateFailed,

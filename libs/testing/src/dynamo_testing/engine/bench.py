@@ -9,9 +9,9 @@ from itertools import count, cycle, islice
 from typing import Any, TypeAlias
 
 import msgspec
+from dynamo_core.contracts.duck_typed_engine import EngineLike, as_engine
 from dynamo_core.contracts.engine import DisaggregationMode, EngineConfig, LLMEngine, WorkerConfig
 from dynamo_core.contracts.engine_boundary import ContractViolation, call_async, check_engine_config, defined_at
-from dynamo_core.contracts.foreign_engine import EngineLike, as_engine
 from dynamo_core.contracts.requests.context import EngineContext
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest, SamplingOptions, StopConditions
@@ -19,7 +19,7 @@ from dynamo_runtime.worker.model_files import read_files
 from dynamo_runtime.worker.stream_validator import vocabulary_of
 from dynamo_telemetry.metrics import Metrics
 
-from dynamo_testing.engine.deadline import told, within
+from dynamo_testing.engine.bounded_calls import told, within
 from dynamo_testing.engine.failures import EmptyModelInConfig, MetricsFailed, StartFailed
 from dynamo_testing.engine.streams import Reading, check_answer
 

@@ -6,7 +6,7 @@ from dynamo_core.contracts.engine import LLMEngine
 from dynamo_core.contracts.engine_boundary import call_async
 
 from dynamo_testing.engine.bench import Bench
-from dynamo_testing.engine.deadline import told, within
+from dynamo_testing.engine.bounded_calls import told, within
 from dynamo_testing.engine.failures import (
     CleanupFailed,
     CleanupWithoutStartFailed,

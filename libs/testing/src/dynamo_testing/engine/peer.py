@@ -13,7 +13,7 @@ from dynamo_core.contracts.requests.context import EngineContext
 from dynamo_core.protocol.request import PrefillResult, PreprocessedRequest
 
 from dynamo_testing.engine.bench import EngineFactory, adopted
-from dynamo_testing.engine.deadline import within
+from dynamo_testing.engine.bounded_calls import within
 from dynamo_testing.engine.streams import Reading, check_answer
 
 

@@ -12,7 +12,7 @@ from dynamo_core.contracts.engine_boundary import call_async, check_sources
 from dynamo_core.protocol.events import KvEvent
 
 from dynamo_testing.engine.bench import Bench, Skipped
-from dynamo_testing.engine.deadline import told, within
+from dynamo_testing.engine.bounded_calls import told, within
 from dynamo_testing.engine.failures import (
     ConformanceFailure,
     KvEventsFailed,

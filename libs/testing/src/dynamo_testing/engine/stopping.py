@@ -13,7 +13,7 @@ from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_core.tasks import TaskSet
 
 from dynamo_testing.engine.bench import Bench, Skipped
-from dynamo_testing.engine.deadline import LAST_WORDS, end, outcome, told, within
+from dynamo_testing.engine.bounded_calls import LAST_WORDS, end, outcome, told, within
 from dynamo_testing.engine.failures import (
     AbortFailed,
     CancellationIgnored,

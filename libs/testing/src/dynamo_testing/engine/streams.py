@@ -22,7 +22,7 @@ from dynamo_core.protocol.output import FinishReason, LLMEngineOutput
 from dynamo_core.protocol.request import PreprocessedRequest
 from dynamo_runtime.worker.stream_validator import sent_twice
 
-from dynamo_testing.engine.deadline import Escaped, Overdue, told, within
+from dynamo_testing.engine.bounded_calls import Escaped, Overdue, told, within
 from dynamo_testing.engine.failures import (
     AnswerRepeated,
     ChunkAfterTerminal,

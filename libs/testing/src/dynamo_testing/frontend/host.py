@@ -22,7 +22,7 @@ from dynamo_core.protocol.output import FinishReason, LLMEngineOutput, merge_out
 from dynamo_core.protocol.records import ModelCard, RequestRecord
 from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, PreprocessedRequest, ScoreOutput, ScoreRequest
 from dynamo_http.listener import Listener
-from dynamo_http.request import PRINCIPAL
+from dynamo_http.request_identity import PRINCIPAL
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
 from dynamo_runtime.telemetry.inflight import RequestTracker
 from dynamo_telemetry.metrics import Metrics

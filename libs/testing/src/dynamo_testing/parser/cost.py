@@ -8,7 +8,7 @@ import tracemalloc
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from dynamo_testing.parser.reading import Parser
+from dynamo_testing.parser.piecewise_parsing import Parser
 
 #: Characters in a piece of text, and how many pieces are fed.
 PIECE, PIECES = 64, 512

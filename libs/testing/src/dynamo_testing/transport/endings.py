@@ -14,8 +14,8 @@ from dynamo_core.errors import (
 )
 
 from dynamo_testing.optional_packages import pytest
+from dynamo_testing.transport.caller_cancellation import deaf
 from dynamo_testing.transport.harness import Ask, Call, Recorder, Stage, TransportHarness
-from dynamo_testing.transport.stopping import deaf
 from dynamo_testing.waiting import turns
 
 #: What a caller may be told when it comes too late.

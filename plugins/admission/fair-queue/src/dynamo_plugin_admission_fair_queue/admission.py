@@ -21,11 +21,11 @@ from dynamo_core import (
 from dynamo_core.errors import ConfigError, ServiceOverloaded
 
 from dynamo_plugin_admission_fair_queue.config import FairQueueConfig
-from dynamo_plugin_admission_fair_queue.limits import TenantLimits
 from dynamo_plugin_admission_fair_queue.meters import Meters, SharingMeters
 from dynamo_plugin_admission_fair_queue.queue import RequestQueue, Waiter
 from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
 from dynamo_plugin_admission_fair_queue.sharing import Sharing
+from dynamo_plugin_admission_fair_queue.tenant_quotas import TenantLimits
 
 #: Reasons of refusals, as the metric has them.
 FULL, WAITED, DEADLINE, PUSHED_OUT, RATE, CLOSED = "full", "waited", "deadline", "pushed_out", "rate", "closed"

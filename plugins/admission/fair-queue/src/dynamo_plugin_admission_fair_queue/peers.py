@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from dynamo_core.protocol import UnreadableWarner
 
-from dynamo_plugin_admission_fair_queue.limits import TenantLimits
+from dynamo_plugin_admission_fair_queue.tenant_quotas import TenantLimits
 from dynamo_plugin_admission_fair_queue.usage_codec import PeerSnapshot, TenantUse, decode
 
 log = logging.getLogger(__name__)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from dynamo_plugin_admission_fair_queue.admission_rate import Throughput
 from dynamo_plugin_admission_fair_queue.shares import Shares
-from dynamo_plugin_admission_fair_queue.throughput import Throughput
 
 ItemT = TypeVar("ItemT")
 

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dynamo_core import TaskSet, pauses
 from dynamo_core.errors import CannotConnect
 
-from dynamo_plugin_admission_fair_queue.limits import TenantLimits
 from dynamo_plugin_admission_fair_queue.meters import SharingMeters
 from dynamo_plugin_admission_fair_queue.peers import Peers
 from dynamo_plugin_admission_fair_queue.shared_config import SharedConfig
+from dynamo_plugin_admission_fair_queue.tenant_quotas import TenantLimits
 from dynamo_plugin_admission_fair_queue.usage_codec import PeerSnapshot, encode
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from dynamo_plugin_extension_feed.views import FREE, Worker
+from dynamo_plugin_extension_feed.frontend_view import FREE, Worker
 
 CRITICAL, WARNING, NOTE = "critical", "warning", "note"
 

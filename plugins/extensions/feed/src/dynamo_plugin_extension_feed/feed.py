@@ -23,11 +23,11 @@ from dynamo_core import (
 from dynamo_core.protocol import Unreadable
 from pydantic import Field
 
+from dynamo_plugin_extension_feed.frontend_view import View, frontend_view, read_view
 from dynamo_plugin_extension_feed.rates import Rates
 from dynamo_plugin_extension_feed.request_histories import RequestHistories, timeline
 from dynamo_plugin_extension_feed.state import State, Views, join_views
 from dynamo_plugin_extension_feed.tenant_metrics import TenantMeters
-from dynamo_plugin_extension_feed.views import View, frontend_view, read_view
 from dynamo_plugin_extension_feed.worker_names import WorkerNames
 
 #: What other frontends are asked for.

@@ -13,6 +13,7 @@ import msgspec
 from dynamo_core.protocol import FrontendRecord
 
 from dynamo_plugin_extension_feed.alarms import alarms
+from dynamo_plugin_extension_feed.frontend_view import FREE, RECENT, Line, View, Worker
 from dynamo_plugin_extension_feed.rates import (
     ALL,
     NOW,
@@ -24,7 +25,6 @@ from dynamo_plugin_extension_feed.rates import (
     percentiles,
     summed,
 )
-from dynamo_plugin_extension_feed.views import FREE, RECENT, Line, View, Worker
 
 State = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from dynamo_core import Tokenizer
-from dynamo_generation.choices.logprobs import Scored
+from dynamo_generation.choices.logprob_buffer import Scored
 
 encode = msgspec.json.Encoder().encode
 

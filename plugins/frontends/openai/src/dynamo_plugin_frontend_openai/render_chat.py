@@ -21,7 +21,7 @@ from dynamo_generation.answers.render import (
     weight,
 )
 from dynamo_generation.choices.choice import Choice, Piece
-from dynamo_generation.choices.logprobs import Scored
+from dynamo_generation.choices.logprob_buffer import Scored
 
 from dynamo_plugin_frontend_openai.logprobs import ChatLogprobs
 

@@ -40,7 +40,7 @@ from dynamo_plugin_transport_tcp.messages import (
     Unsubscribed,
     caller_decoder,
 )
-from dynamo_plugin_transport_tcp.networks import AllowedNetworks
+from dynamo_plugin_transport_tcp.outbound_allowlist import AllowedNetworks
 from dynamo_plugin_transport_tcp.probes import ProbeKey, probe
 from dynamo_plugin_transport_tcp.security import CALLER, CHALLENGE_BYTES, LISTENER, proof, proven
 

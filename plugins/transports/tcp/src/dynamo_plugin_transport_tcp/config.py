@@ -10,7 +10,7 @@ from dynamo_core import ClientTls, PluginConfig, SettingsMismatch
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from dynamo_plugin_transport_tcp.address import is_address, is_loopback, is_unspecified, split_host_port
-from dynamo_plugin_transport_tcp.networks import AllowedNetworks
+from dynamo_plugin_transport_tcp.outbound_allowlist import AllowedNetworks
 
 #: A shorter secret could be guessed by an attacker who has recorded one handshake.
 SHORTEST_SECRET = 16

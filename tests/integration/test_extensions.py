@@ -341,7 +341,7 @@ def own_id(application: Application) -> int:
     return extension(application, Asker).services.peers.own.frontend_id
 
 
-async def test_each_frontend_answers_for_both(pair: tuple[Application, Application]) -> None:
+async def test_a_peer_call_of_an_extension_gets_replies_from_both_frontends(pair: tuple[Application, Application]) -> None:
     ids = {own_id(application) for application in pair}
     payload = {"deep": [1, None, True, b"x", {"a": 1.5}], "large": "x" * 1_000_000}
 

@@ -103,7 +103,7 @@ def test_client_limits_survive_the_wire(seconds: float, limits: dict[str, str]) 
     assert (arrived.message, arrived.retry_after, arrived.limits) == ("slow down", seconds, limits)
 
 
-def test_an_error_of_a_peer_that_knows_no_limits_is_read() -> None:
+def test_a_rate_limited_error_without_the_limits_field_is_decoded() -> None:
     old = msgspec.msgpack.encode({"kind": "RateLimited", "message": "slow down"})
 
     arrived = from_wire(WIRE.decode(old))

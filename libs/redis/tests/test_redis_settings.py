@@ -58,7 +58,7 @@ def test_a_password_is_hidden() -> None:
     assert "hunter2" not in repr(settings) + settings.model_dump_json()
 
 
-def test_settings_are_checked_without_the_library() -> None:
+def test_redis_settings_do_not_import_the_redis_library() -> None:
     program = "import sys; from dynamo_redis import RedisSettings; RedisSettings(); print('redis' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
 

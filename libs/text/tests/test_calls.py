@@ -204,7 +204,7 @@ def test_a_list_that_breaks_off_keeps_its_calls_and_shows_the_rest(text: str, ca
     assert (len(sink), left) == (calls, shown)
 
 
-def test_bare_arguments_belong_to_a_name_that_is_known() -> None:
+def test_bare_arguments_are_reported_under_the_name_read_before_them() -> None:
     def make(sink: CallSink) -> CallReader:
         return CallArguments(sink, "f", before="f[ARGS]")
 

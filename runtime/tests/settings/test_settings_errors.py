@@ -157,7 +157,7 @@ def test_a_yaml_error_has_its_line(config_file: ConfigFile, text: str, message: 
         ("a = 1\na =", "config.toml: is not valid TOML: Invalid value"),
     ],
 )
-def test_a_toml_error_has_its_line(config_file: ConfigFile, text: str, message: str) -> None:
+def test_a_wrong_toml_key_is_reported_with_its_line(config_file: ConfigFile, text: str, message: str) -> None:
     path = config_file(text, "config.toml")
 
     assert error_of(path) == message

@@ -77,7 +77,7 @@ async def test_a_scrape_shows_every_request_that_has_ended_before_it(house: Hous
     assert b'reason="validation"' in await house.metrics.render()
 
 
-def test_the_accounting_fulfils_the_contract() -> None:
+def test_the_request_tracker_implements_the_request_log_protocol() -> None:
     log: RequestLog = House().requests
     request: InflightRequest = log.begin(model="m", endpoint="completions", streaming=False, headers={})
 

@@ -79,7 +79,7 @@ async def test_an_answer_is_whole_unless_a_stream_is_asked_for(server: Any, mode
         assert before <= answer["created"] <= time.time()
 
 
-async def test_an_engine_does_not_know_whether_the_client_reads_a_stream(server: Any, model: Any) -> None:
+async def test_an_engine_gets_the_same_request_for_streamed_and_whole_answers(server: Any, model: Any) -> None:
     requests = []
     for streaming in (False, True):
         await server.chat(stream=streaming, max_tokens=5, stop=["b"], nvext={"top_k": 3})

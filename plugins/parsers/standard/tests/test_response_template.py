@@ -561,7 +561,7 @@ THINKING: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", THINKING)
-def test_the_same_for_reasoning(case: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reasoning_template_that_cannot_be_followed_is_refused_with_a_warning(case: str, caplog: pytest.LogCaptureFixture) -> None:
     template, words = THINKING[case]
 
     assert TemplateReasoningParser.recognizes(model(template)) is None
@@ -680,7 +680,7 @@ def test_thoughts_may_be_written_in_several_ways_and_then_have_no_grammar() -> N
     assert parser("").structural_tag() is None
 
 
-def test_expressions_are_taken_apart() -> None:
+def test_a_template_regex_is_expanded_into_its_sequences() -> None:
     assert sequences(r"\s*<a>\s*(?P<n>[^>\n]+)(?:x|\|y)?>\s*") == [
         ("<a>", Space(), Named("n", r"[^>\n]"), "x>"),
         ("<a>", Space(), Named("n", r"[^>\n]"), "|y>"),

@@ -568,7 +568,7 @@ async def test_a_peer_can_come_after_those_that_listen_to_it(replica: Make) -> N
     assert listener.active
 
 
-def test_a_closed_replica_refuses_peers_and_sends_nothing() -> None:
+def test_an_unstarted_replica_refuses_peers_and_publishes_nothing() -> None:
     registry = Registry()
     sync = Replicas(SyncSettings(ANYWHERE), registry)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from textwrap import dedent
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -54,6 +56,13 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def environment() -> Iterator[None]:
+    """Restore the environment after each test: commands that run in this process may set variables."""
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,7 +15,7 @@ from dynamo_core.errors import CannotConnect
 STALE, FRESH = WatchKind.STALE, WatchKind.FRESH
 
 #: Many heartbeats in a ttl, for what must be back before one is over.
-PATIENT = {"ttl": 4.0, "heartbeat": 0.3}
+PATIENT = {"ttl": 10.0, "heartbeat": 0.3, "timeout": 5.0}
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["with its data", "empty"])

@@ -17,8 +17,8 @@ from typing import Final
 
 from dynamo_core.contracts.requests.request_events import RequestEvent
 from dynamo_plugin_extension_feed.feed import FeedConfig, FeedExtension
-from dynamo_testing.extension.events import answered
 from dynamo_testing.extension.host import TOKEN, ExtensionHost
+from dynamo_testing.extension.sample_events import answered
 
 from benchmarks.loops import run
 

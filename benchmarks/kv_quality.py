@@ -40,7 +40,7 @@ from dynamo_plugin_router_round_robin.router import RoundRobinRouter
 from dynamo_plugin_transport_inproc.transport import InprocTransport
 from dynamo_runtime.assembly.resolve import load_parsers
 from dynamo_runtime.dispatch.admission import NoAdmission
-from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.endpoint_caller import Caller
 from dynamo_runtime.dispatch.execution.pipeline import Deadlines, Pipeline
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
 from dynamo_runtime.dispatch.models.models import Models

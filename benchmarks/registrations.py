@@ -32,7 +32,7 @@ from dynamo_core.protocol import Instance, ModelCard
 from dynamo_core.protocol.records import CARDS, INSTANCES
 from dynamo_plugin_transport_inproc.transport import InprocTransport
 from dynamo_runtime.dispatch.admission import NoAdmission
-from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.endpoint_caller import Caller
 from dynamo_runtime.dispatch.execution.pipeline import Deadlines, Pipeline
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
 from dynamo_runtime.dispatch.models.model import Model

@@ -46,7 +46,7 @@ from dynamo_plugin_parsers_standard.json_formats import HermesParser
 from dynamo_plugin_parsers_standard.think_tags import ThinkParser
 from dynamo_runtime.assembly.api_set import api_set
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_runtime.telemetry.request_accounting import RequestTracker
 from dynamo_telemetry import Metrics
 from dynamo_testing.frontend.host import QuietOwner
 from dynamo_text import ByteTokenizer

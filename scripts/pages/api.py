@@ -13,7 +13,7 @@ from typing import Any
 
 from dynamo_generation.bodies import limits
 from dynamo_runtime.assembly.process_lifecycle import Application
-from dynamo_runtime.assembly.roles import role_of
+from dynamo_runtime.assembly.process_roles import role_of
 from dynamo_runtime.settings import load_settings
 from dynamo_testing.servers.ports import free_port
 

@@ -14,7 +14,7 @@ from dynamo_core import EngineConfig, EngineContext, GenerateContext, WorkerConf
 from dynamo_core.contracts import engine as contract
 from dynamo_core.contracts.engine import RuntimeOptions
 from dynamo_core.protocol import output, request
-from dynamo_runtime.args import CommonArgs
+from dynamo_runtime.standalone_engine_args import CommonArgs
 from dynamo_testing.engine.checks import CHECKS
 from dynamo_testing.engine_kit import EngineConformance
 

@@ -15,7 +15,7 @@ from dynamo_plugin_parsers_standard.json_formats import MistralParser
 from dynamo_plugin_parsers_standard.reasoning_regions import _anchor
 from dynamo_plugin_parsers_standard.response_template import Template, _word
 from dynamo_plugin_parsers_standard.scanner import Tags
-from dynamo_plugin_parsers_standard.tagged_calls import _key_before
+from dynamo_plugin_parsers_standard.tagged_parameters import _key_before
 from dynamo_text.text_splitter import TextSplitter
 from dynamo_wire.brokered import addresses
 
@@ -42,16 +42,16 @@ OWN = {
     "dynamo_http.settings:HeaderName": "the config",
     "dynamo_http.settings:_HASH": "the config",
     "dynamo_http.settings:HttpSettings.metrics_prefix": "the config",
-    "dynamo_runtime.settings.redaction:_HASH": "the config",
-    "dynamo_runtime.settings.redaction:_REFERENCE": "the config",
+    "dynamo_runtime.settings.secrets_in_settings:_HASH": "the config",
+    "dynamo_runtime.settings.secrets_in_settings:_REFERENCE": "the config",
     "dynamo_runtime.settings.schema:_add_plugin.prefix": "names of plugins",
     "dynamo_core.plugin_files:_NAME": "the config",
     "dynamo_telemetry.metrics:_NAME": "names of metrics",
     "dynamo_telemetry.metrics:_LABEL": "names of labels",
     "dynamo_testing.frontend_kit:_PATH": "a kit's plugin under test",
     "dynamo_testing.parser.piecewise_parsing:at_markers": "a kit's answers",
-    "dynamo_testing.settings:listed_settings.test.rows": "a page of a plugin",
-    "dynamo_testing.settings:listed_settings.test.listed": "a page of a plugin",
+    "dynamo_testing.settings_checks:listed_settings.test.rows": "a page of a plugin",
+    "dynamo_testing.settings_checks:listed_settings.test.listed": "a page of a plugin",
     "dynamo_plugin_admission_rate_limit.config:RuleSettings.name": "the config",
     "dynamo_plugin_discovery_kubernetes.config:KubernetesConfig.namespace": "the config",
     "dynamo_plugin_discovery_kubernetes.config:KubernetesConfig.pod": "the config",
@@ -69,12 +69,12 @@ FOREIGN = {
     "dynamo_runtime.dispatch.models.files:_SHA256": "records",
     "dynamo_http.cors:_NAMES": "headers of clients",
     "dynamo_core.protocol.ids:_HEX": "records and messages",
-    "dynamo_runtime.settings.redaction:_SECRET_WORDS": "names in messages of servers",
-    "dynamo_runtime.settings.redaction:_TOKEN": "names in messages of servers",
-    "dynamo_runtime.settings.redaction:_TOKENS": "names in messages of servers",
-    "dynamo_runtime.settings.redaction:_ADDRESS": "names in messages of servers",
-    "dynamo_runtime.settings.redaction:_QUERY": "messages of servers",
-    "dynamo_runtime.settings.redaction:_ASSIGNED": "messages of servers",
+    "dynamo_runtime.settings.secrets_in_settings:_SECRET_WORDS": "names in messages of servers",
+    "dynamo_runtime.settings.secrets_in_settings:_TOKEN": "names in messages of servers",
+    "dynamo_runtime.settings.secrets_in_settings:_TOKENS": "names in messages of servers",
+    "dynamo_runtime.settings.secrets_in_settings:_ADDRESS": "names in messages of servers",
+    "dynamo_runtime.settings.secrets_in_settings:_QUERY": "messages of servers",
+    "dynamo_runtime.settings.secrets_in_settings:_ASSIGNED": "messages of servers",
     "dynamo_telemetry.logs:_KEY": "whatever is logged",
     "dynamo_telemetry.logs:_LOGIN": "whatever is logged",
     "dynamo_telemetry.logs:_QUERY": "whatever is logged",
@@ -138,8 +138,8 @@ FOREIGN = {
     "dynamo_plugin_parsers_standard.schema_values:_INTEGER": "answers of models",
     "dynamo_plugin_parsers_standard.schema_values:_NUMBER": "answers of models",
     "dynamo_plugin_parsers_standard.schema_values:_PYTHON_STRING": "answers of models",
-    "dynamo_plugin_parsers_standard.tagged_calls:_NAME": "answers of models",
-    "dynamo_plugin_parsers_standard.tagged_calls:_key_before": "answers of models",
+    "dynamo_plugin_parsers_standard.tagged_parameters:_NAME": "answers of models",
+    "dynamo_plugin_parsers_standard.tagged_parameters:_key_before": "answers of models",
     "dynamo_plugin_parsers_standard.think_tags:_NEWLINES": "answers of models",
     "dynamo_plugin_router_slot_tracker.replication.addresses:_port_number": "bodies of clients",
     "dynamo_plugin_router_slot_tracker.replication.addresses:_host_name": "bodies of clients",
@@ -179,7 +179,7 @@ MADE: dict[str, Callable[[], re.Pattern[Any]]] = {
     ),
     "dynamo_plugin_parsers_standard.scanner:Tags.__init__._pattern": lambda: _tags()._pattern,
     "dynamo_plugin_parsers_standard.scanner:Tags.__init__._firsts": lambda: _tags()._firsts,
-    "dynamo_plugin_parsers_standard.tagged_calls:_key_before": lambda: _key_before(">"),
+    "dynamo_plugin_parsers_standard.tagged_parameters:_key_before": lambda: _key_before(">"),
 }
 
 

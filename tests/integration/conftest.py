@@ -33,7 +33,7 @@ from dynamo_plugin_transport_inproc.transport import InprocTransport
 from dynamo_runtime.assembly.process_lifecycle import Application
 from dynamo_runtime.assembly.resolve import load_parsers
 from dynamo_runtime.dispatch.admission import NoAdmission
-from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.endpoint_caller import Caller
 from dynamo_runtime.dispatch.execution.pipeline import Deadlines, Pipeline
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
 from dynamo_runtime.dispatch.models.model import Model

@@ -18,7 +18,7 @@ from dynamo_plugin_frontend_openai.frontend import OpenAIFrontend
 from dynamo_plugin_frontend_responses.frontend import ResponsesFrontend
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
 from dynamo_runtime.assembly.api_set import api_set
-from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_runtime.telemetry.request_accounting import RequestTracker
 from dynamo_telemetry import Metrics
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

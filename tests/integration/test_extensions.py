@@ -24,7 +24,7 @@ from dynamo_core.protocol import FrontendRecord
 from dynamo_core.protocol.records import FRONTENDS
 from dynamo_runtime.assembly import extensions as runtime_extensions
 from dynamo_runtime.assembly.process_lifecycle import Application
-from dynamo_runtime.assembly.roles import Role
+from dynamo_runtime.assembly.process_roles import Role
 from dynamo_runtime.settings import load_settings
 
 from tests.architecture.readers.registry import to_json
@@ -341,7 +341,9 @@ def own_id(application: Application) -> int:
     return extension(application, Asker).services.peers.own.frontend_id
 
 
-async def test_a_peer_call_of_an_extension_gets_replies_from_both_frontends(pair: tuple[Application, Application]) -> None:
+async def test_a_peer_call_of_an_extension_gets_replies_from_both_frontends(
+    pair: tuple[Application, Application],
+) -> None:
     ids = {own_id(application) for application in pair}
     payload = {"deep": [1, None, True, b"x", {"a": 1.5}], "large": "x" * 1_000_000}
 

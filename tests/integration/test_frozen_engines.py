@@ -65,7 +65,7 @@ class Reporting(Freezing):
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     Freezing.made = []
-    monkeypatch.setattr("dynamo_runtime.worker.progress.INTERVAL", REPORTS)
+    monkeypatch.setattr("dynamo_runtime.worker.caller_progress_reports.INTERVAL", REPORTS)
     monkeypatch.setattr("dynamo_core.contracts.transports.serving.STOP_GRACE", 0.05)
 
 

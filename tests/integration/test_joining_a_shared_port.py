@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from dynamo_runtime.assembly import frontend_process
 from dynamo_runtime.assembly.process_lifecycle import Application
-from dynamo_runtime.assembly.roles import Role
+from dynamo_runtime.assembly.process_roles import Role
 from dynamo_runtime.settings import LoadedSettings, load_settings
 
 CONFIG = """

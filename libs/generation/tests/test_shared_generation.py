@@ -10,7 +10,7 @@ from dynamo_core import FrontendServices
 from dynamo_generation.api import Api, Generation
 from dynamo_generation.config import GenerationConfig
 from dynamo_generation.endpoints.openapi import Operation
-from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_runtime.telemetry.request_accounting import RequestTracker
 from dynamo_telemetry import Metrics
 
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from dynamo_redis import RedisSettings
-from dynamo_testing.settings import refused_settings
+from dynamo_testing.settings_checks import refused_settings
 
 
 @pytest.mark.parametrize(

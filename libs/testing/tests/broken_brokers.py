@@ -25,9 +25,9 @@ from dynamo_wire import Action, Calls, Liveness, ServerStreams
 from dynamo_wire.brokered import Addresses, Broker
 from dynamo_wire.brokered import events as plane
 from dynamo_wire.brokered.calling import CallerLink, Peers
-from dynamo_wire.brokered.fragments import bundle
-from dynamo_wire.brokered.link import Link
+from dynamo_wire.brokered.peer_link import Link
 from dynamo_wire.brokered.serving import Acceptor, WorkerLink
+from dynamo_wire.brokered.wire_format import bundle
 from dynamo_wire.calls import Call
 
 from libs.testing.tests.planted import Planted

@@ -14,8 +14,8 @@ import pytest
 from dynamo_core.errors import InvalidArgument
 from dynamo_text import piecewise_encoding
 from dynamo_text.encode import encode_async
+from dynamo_text.encode_limit import EncodeLimit, TextTooLong
 from dynamo_text.hf_tokenizer import HFTokenizer
-from dynamo_text.limits import EncodeLimit, TextTooLong
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers

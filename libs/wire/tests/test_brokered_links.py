@@ -29,7 +29,8 @@ from dynamo_testing.transport.handlers import close_calls_that_do_not_end
 from dynamo_wire import calls, liveness
 from dynamo_wire.brokered.addresses import Addresses, is_link, word
 from dynamo_wire.brokered.broker import OutboundMessage
-from dynamo_wire.brokered.fragments import (
+from dynamo_wire.brokered.peer_link import CREDIT
+from dynamo_wire.brokered.wire_format import (
     ARRIVED,
     PROBED,
     Checksums,
@@ -40,7 +41,6 @@ from dynamo_wire.brokered.fragments import (
     read_answer,
     read_fragment,
 )
-from dynamo_wire.brokered.link import CREDIT
 from dynamo_wire.messages import Ack, Row, Rows, encode
 from hypothesis import given
 from hypothesis import strategies as st

@@ -17,10 +17,10 @@ from dynamo_telemetry import logs
 
 from dynamo_runtime import garbage_collector
 from dynamo_runtime.assembly.process_lifecycle import Application
+from dynamo_runtime.assembly.process_roles import HostedEngine, Role, role_for, role_of
 from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import OneReload, Reload, Reloader
 from dynamo_runtime.assembly.resolve import Resolved
-from dynamo_runtime.assembly.roles import HostedEngine, Role, role_for, role_of
 from dynamo_runtime.processes.control import ParentPipe, supervisor_descriptor
 from dynamo_runtime.processes.reload_triggers import ReloadTriggers, has_terminal
 from dynamo_runtime.processes.signals import Signals, end_with

@@ -17,10 +17,10 @@ from dynamo_core.contracts.engine_boundary import location, type_name
 from dynamo_core.errors import ConfigError, DynamoError, InvalidArgument
 
 from dynamo_runtime.app import FAILED, serve
-from dynamo_runtime.args import from_args
-from dynamo_runtime.assembly.roles import HostedEngine
+from dynamo_runtime.assembly.process_roles import HostedEngine
 from dynamo_runtime.assembly.worker_process import COMMON_LABELS
 from dynamo_runtime.processes.supervisor import MISCONFIGURED
+from dynamo_runtime.standalone_engine_args import from_args
 from dynamo_runtime.standalone_engine_settings import layer_of, load_standalone, worker_word
 
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")

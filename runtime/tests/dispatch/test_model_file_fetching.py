@@ -13,7 +13,7 @@ from dynamo_core.contracts.transports.call import MODEL_FILE, ServedContext
 from dynamo_core.errors import DynamoError, StreamIncomplete
 from dynamo_core.protocol.records import Instance, ModelCard, ModelFile, ModelFileChunk, ModelFileRequest
 from dynamo_plugin_transport_inproc.transport import InprocTransport
-from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.endpoint_caller import Caller
 from dynamo_runtime.dispatch.models.cache import ModelCache
 from dynamo_runtime.dispatch.models.files import fetch_files
 from dynamo_runtime.worker.model_files import ModelFiles

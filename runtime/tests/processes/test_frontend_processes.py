@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from dynamo_core.errors import ConfigError
 from dynamo_core.plugins.loader import PluginLoader
+from dynamo_runtime.assembly.process_roles import role_of
 from dynamo_runtime.assembly.resolve import resolve
-from dynamo_runtime.assembly.roles import role_of
 from dynamo_runtime.processes.supervisor import parts_of
 from dynamo_runtime.settings import LoadedSettings, load_settings
 

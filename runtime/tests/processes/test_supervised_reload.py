@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from dynamo_core.errors import Disconnected, DynamoError, ResponseTimeout
 from dynamo_core.plugins.loader import PluginLoader
+from dynamo_runtime.assembly.process_roles import role_of
 from dynamo_runtime.assembly.reload import OneReload, Plan, Reloader, ReloadReport, Step
 from dynamo_runtime.assembly.resolve import Resolved, resolve
-from dynamo_runtime.assembly.roles import role_of
 from dynamo_runtime.processes.supervised_reload import ChildReload, SupervisedReload, answer_reloads
 from dynamo_runtime.settings import load_settings
 from hypothesis import given

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-from dynamo_runtime.settings.flags import FLAGS, OWN_FLAGS, Flag, read_plugin_flags, table_of
+from dynamo_runtime.settings.flag_table import FLAGS, OWN_FLAGS, Flag, read_plugin_flags, table_of
 
 FLAG = """
 [[flag]]

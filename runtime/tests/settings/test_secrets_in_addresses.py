@@ -10,7 +10,7 @@ import pytest
 from dynamo_core.contracts.config import PluginConfig
 from dynamo_core.errors import ConfigError
 from dynamo_runtime.settings import load_settings
-from dynamo_runtime.settings.redaction import redacted, without_credentials
+from dynamo_runtime.settings.secrets_in_settings import redacted, without_credentials
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, field_validator

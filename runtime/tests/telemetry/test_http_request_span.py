@@ -10,7 +10,7 @@ import pytest
 from dynamo_core import tracing
 from dynamo_core.errors import CLIENT_CLOSED_REQUEST
 from dynamo_core.protocol.records import RequestRecord
-from dynamo_runtime.telemetry.inflight import Inflight, RequestTracker
+from dynamo_runtime.telemetry.request_accounting import Inflight, RequestTracker
 from dynamo_telemetry.metrics import Metrics
 from opentelemetry.trace import SpanKind, StatusCode
 

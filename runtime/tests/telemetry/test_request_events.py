@@ -16,7 +16,7 @@ from dynamo_core.contracts.requests.request_events import (
 )
 from dynamo_core.errors import BackendError, InvalidArgument, Unavailable
 from dynamo_runtime.telemetry import request_events
-from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_runtime.telemetry.request_accounting import RequestTracker
 from dynamo_runtime.telemetry.request_events import ExtensionRequestEvents, RequestEventHub
 from dynamo_telemetry.metrics import Counter, Metrics
 from hypothesis import given

@@ -320,7 +320,7 @@ def test_spans_of_opentelemetrys_own_api_are_part_of_the_tree(record: Record) ->
 def test_without_export_nothing_of_opentelemetry_is_imported() -> None:
     program = """
 import sys
-import dynamo_runtime.app, dynamo_runtime.worker.adapter, dynamo_runtime.telemetry.inflight
+import dynamo_runtime.app, dynamo_runtime.worker.adapter, dynamo_runtime.telemetry.request_accounting
 from dynamo_core import start_span
 from dynamo_runtime.telemetry.export import configure_export, shutdown_export
 assert configure_export("x") is False

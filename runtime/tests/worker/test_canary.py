@@ -18,9 +18,9 @@ from dynamo_core.errors import BackendError, DynamoError, ResponseTimeout, Strea
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import Instance, ModelCard
 from dynamo_core.protocol.request import PreprocessedRequest, StopConditions
-from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.endpoint_caller import Caller
 from dynamo_runtime.worker.canary import Canary, HealthCheck, ItemCounter, probe
-from dynamo_runtime.worker.probe import probe_request
+from dynamo_runtime.worker.probe_request import probe_request
 from dynamo_runtime.worker.worker import Worker, WorkerLimits
 
 CHECK = HealthCheck(wait=0.04, timeout=0.05)

@@ -17,7 +17,7 @@ from dynamo_core.errors import BackendError, CannotConnect, ConfigError, Invalid
 from dynamo_core.protocol.output import LLMEngineOutput
 from dynamo_core.protocol.records import CORDONED, WorkerStateRequest
 from dynamo_core.protocol.request import PreprocessedRequest
-from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.endpoint_caller import Caller
 from dynamo_runtime.worker.worker import Worker, WorkerLimits, WorkerState
 from hypothesis import given, settings
 from hypothesis import strategies as st

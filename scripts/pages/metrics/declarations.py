@@ -23,7 +23,7 @@ from dynamo_plugin_engine_vllm.load import Rank
 from dynamo_plugin_router_slot_tracker.replication.replicas import SyncSettings
 from dynamo_plugin_router_slot_tracker.service import Service, ServiceSettings
 from dynamo_runtime.assembly.process_lifecycle import Application
-from dynamo_runtime.assembly.roles import role_of
+from dynamo_runtime.assembly.process_roles import role_of
 from dynamo_runtime.settings import load_settings
 from dynamo_telemetry import Metrics
 from prometheus_client import CollectorRegistry

@@ -19,7 +19,7 @@ GROUPS = (
     Group(
         "Requests",
         "Requests of clients, over every API. One for an unknown model is only in `dynamo_frontend_failures_total`.",
-        ("dynamo_runtime.telemetry.inflight",),
+        ("dynamo_runtime.telemetry.request_accounting",),
     ),
     Group(
         "Stages of a request",

@@ -14,7 +14,7 @@ __all__ = ["READERS", "TRUSTED", "Feed", "calls", "clients", "discovery", "messa
 #: Places where nothing comes from another process, and why.
 TRUSTED = {
     "dynamo_core.contracts.engine_boundary:check_engine_config msgspec.convert": "what an engine says of itself",
-    "dynamo_runtime.settings.flags:read_plugin_flags tomllib.loads": "a file of an installed package",
+    "dynamo_runtime.settings.flag_table:read_plugin_flags tomllib.loads": "a file of an installed package",
     "dynamo_runtime.worker.stream_validator:vocabulary_of decoding.read_json": "config.json of the model folder",
     "dynamo_runtime.worker.parser_choice:_object decoding.read_json": "files of a model folder; bad ones say nothing",
     "dynamo_runtime.worker.parser_choice:_tokenizers msgspec.json.Decoder": "the tokenizer.json of that folder",

@@ -24,7 +24,7 @@ from dynamo_plugin_extension_feed.frontend_view import Line, View, Worker, read_
 from dynamo_plugin_extension_feed.rates import FrontendCounts, ModelCounts, TenantCounts, Totals, WorkerCounts
 from dynamo_plugin_extension_feed.state import Views, join_views
 from dynamo_wire import encode as pack
-from dynamo_wire.brokered import fragments
+from dynamo_wire.brokered import wire_format
 from dynamo_wire.messages import item_decoder
 
 from tests.architecture.bad_bytes import msgpack_bodies
@@ -39,34 +39,34 @@ def _wire(decode: Callable[[bytes], object], sites: Sequence[str], name: str, ra
 
 
 _wire(
-    lambda data: fragments.read_bundle(fragments.worker_decoder, data),
-    ["dynamo_wire.brokered.fragments:worker_decoder msgspec.msgpack.Decoder"],
+    lambda data: wire_format.read_bundle(wire_format.worker_decoder, data),
+    ["dynamo_wire.brokered.wire_format:worker_decoder msgspec.msgpack.Decoder"],
     "bundles to workers",
-    fragments.LinkError,
+    wire_format.LinkError,
 )
 _wire(
-    lambda data: fragments.read_bundle(fragments.caller_decoder, data),
-    ["dynamo_wire.brokered.fragments:caller_decoder msgspec.msgpack.Decoder"],
+    lambda data: wire_format.read_bundle(wire_format.caller_decoder, data),
+    ["dynamo_wire.brokered.wire_format:caller_decoder msgspec.msgpack.Decoder"],
     "bundles to callers",
-    fragments.LinkError,
+    wire_format.LinkError,
 )
 _wire(
-    lambda data: fragments.read_count(memoryview(data)),
-    ["dynamo_wire.brokered.fragments:_count_decoder msgspec.msgpack.Decoder"],
+    lambda data: wire_format.read_count(memoryview(data)),
+    ["dynamo_wire.brokered.wire_format:_count_decoder msgspec.msgpack.Decoder"],
     "counts of what has arrived",
-    fragments.LinkError,
+    wire_format.LinkError,
 )
 _wire(
-    lambda data: fragments.read_answer(memoryview(data)),
-    ["dynamo_wire.brokered.fragments:_busy_decoder msgspec.msgpack.Decoder"],
+    lambda data: wire_format.read_answer(memoryview(data)),
+    ["dynamo_wire.brokered.wire_format:_busy_decoder msgspec.msgpack.Decoder"],
     "answers to probes over a broker",
-    fragments.LinkError,
+    wire_format.LinkError,
 )
 _wire(
-    fragments.read_fragment,
-    ["dynamo_wire.brokered.fragments:_fragment_decoder msgspec.msgpack.Decoder"],
+    wire_format.read_fragment,
+    ["dynamo_wire.brokered.wire_format:_fragment_decoder msgspec.msgpack.Decoder"],
     "fragments",
-    fragments.LinkError,
+    wire_format.LinkError,
 )
 
 

@@ -12,8 +12,8 @@ from dynamo_core.protocol import EventSource, FrontendRecord, Instance, ModelCar
 from dynamo_core.protocol.records import CARDS, FRONTENDS, INSTANCES, RuntimeConfig
 from dynamo_leases import Fanout
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_runtime.dispatch.frontend_peer_calls import PeerCalls
 from dynamo_runtime.dispatch.models.models import Models
-from dynamo_runtime.dispatch.peer_calls import PeerCalls
 from dynamo_runtime.dispatch.pools.thresholds import ThresholdBook
 from dynamo_telemetry import Metrics
 

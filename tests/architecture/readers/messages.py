@@ -12,10 +12,10 @@ from dynamo_core.protocol import FrontendRecord, Unreadable
 from dynamo_core.protocol.events import PlacedLoad, PlacedLoads
 from dynamo_core.protocol.records import PeerRequest
 from dynamo_plugin_transport_inproc.transport import InprocTransport
+from dynamo_runtime.dispatch.frontend_peer_calls import PeerCalls
 from dynamo_runtime.dispatch.load.monitor import WorkerMonitor
 from dynamo_runtime.dispatch.load.peer_load_sync import PeerLoadMessages
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
-from dynamo_runtime.dispatch.peer_calls import PeerCalls
 from dynamo_telemetry import Metrics
 from dynamo_testing.router.harness import Fleet
 from dynamo_wire import encode as pack
@@ -55,7 +55,7 @@ async def placed_loads() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_runtime.dispatch.peer_calls:_decoder msgspec.msgpack.Decoder",
+    "dynamo_runtime.dispatch.frontend_peer_calls:_decoder msgspec.msgpack.Decoder",
     bodies=msgpack_bodies,
     good=[pack({"a": [1, None, b"x"]})],
     raises=[InvalidArgument],

@@ -12,7 +12,7 @@ import msgspec
 from dynamo_core import MODEL_CONFIG, TOKENIZER, BackendError, KvEvent, KvStored, PrefillResult, PreprocessedRequest
 from dynamo_core.errors import ConfigError, InvalidArgument, Unknown
 from dynamo_core.protocol import UNREADABLE, ModelCard
-from dynamo_runtime.worker.probe import probe_request
+from dynamo_runtime.worker.probe_request import probe_request
 from dynamo_testing.tiny_model import make_tokenizer_folder
 from dynamo_text import CallArray
 from dynamo_text.hf_tokenizer import HFTokenizer
@@ -76,9 +76,9 @@ async def generation_settings() -> AsyncGenerator[Feed, None]:
 
 
 @reader(
-    "dynamo_runtime.worker.probe:probe_request decoding.read_json",
-    "dynamo_runtime.worker.probe:probe_request msgspec.convert",
-    "dynamo_runtime.worker.probe:_first_token decoding.read_json",
+    "dynamo_runtime.worker.probe_request:probe_request decoding.read_json",
+    "dynamo_runtime.worker.probe_request:probe_request msgspec.convert",
+    "dynamo_runtime.worker.probe_request:_first_token decoding.read_json",
     bodies=plain_bodies,
     good=[b'{"token_ids": [1]}'],
 )

@@ -13,7 +13,7 @@ from dynamo_core import Frontend, FrontendServices, HttpRoute, PluginConfig, Tas
 from dynamo_text import load_tokenizer
 
 from dynamo_generation.answers.answer_memory import MB, AnswerMemory
-from dynamo_generation.answers.answering import Answering
+from dynamo_generation.answers.answer_services import Answering
 from dynamo_generation.choices.schema_check import SchemaChecker
 from dynamo_generation.config import GenerationConfig
 from dynamo_generation.endpoints.conversation import ChatDependencies

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 
-from dynamo_telemetry.bridge import BridgeCollector, RegistryBridge
+from dynamo_telemetry.foreign_registry_bridge import BridgeCollector, RegistryBridge
 
 #: The content type of `Metrics.render`.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

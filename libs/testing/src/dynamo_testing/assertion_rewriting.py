@@ -20,6 +20,6 @@ REWRITTEN = (
     "dynamo_testing.parser_kit",
     "dynamo_testing.brokered",
     "dynamo_testing.brokered_kit",
-    "dynamo_testing.settings",
+    "dynamo_testing.settings_checks",
     "dynamo_testing.servers.server_process",
 )

@@ -255,7 +255,7 @@ def _load(kind: str, name: str, sets: Sequence[str]) -> tuple[type[Plugin], Plug
     from dynamo_core.plugin_files import PluginFiles, names_in
     from dynamo_core.plugins.loader import PluginLoader
     from dynamo_runtime.settings.known_keys import shape_of
-    from dynamo_runtime.settings.redaction import resolve
+    from dynamo_runtime.settings.secrets_in_settings import resolve
     from dynamo_runtime.settings.sources import set_layer
     from dynamo_runtime.settings.validation import ValidationSubject, validate
 

@@ -31,11 +31,11 @@ from dynamo_core.contracts.http_route import HttpRoute
 from dynamo_core.contracts.plugin import FRONTEND_ROLE
 from dynamo_core.contracts.requests.request_events import RequestEvent
 from dynamo_core.tasks import TaskSet
-from dynamo_runtime.settings.redaction import HIDDEN, redacted
+from dynamo_runtime.settings.secrets_in_settings import HIDDEN, redacted
 from pydantic import SecretBytes, SecretStr
 
-from dynamo_testing.extension.events import answered, of_all_kinds
 from dynamo_testing.extension.host import TOKEN, ExtensionHost, unserved
+from dynamo_testing.extension.sample_events import answered, of_all_kinds
 from dynamo_testing.frontend_kit import BROKEN
 from dynamo_testing.optional_packages import pytest
 

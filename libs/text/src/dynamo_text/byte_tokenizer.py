@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from dynamo_core import BYTES_VOCAB_SIZE
 
-from dynamo_text.limits import EncodeLimit
+from dynamo_text.encode_limit import EncodeLimit
 from dynamo_text.token_bound import TokenBound
 from dynamo_text.utf8 import Utf8Stream, to_utf8
 

@@ -12,7 +12,7 @@ from typing import Protocol, TypeGuard, TypeVar
 from dynamo_core import Tokenizer
 from dynamo_core.errors import ServiceOverloaded
 
-from dynamo_text.limits import MAX_STRETCH, EncodeLimit, TextTooLong
+from dynamo_text.encode_limit import MAX_STRETCH, EncodeLimit, TextTooLong
 from dynamo_text.prefix_cache import LOOK_UP, EncodeJob
 from dynamo_text.token_bound import TokenBound
 

@@ -11,8 +11,8 @@ from dynamo_core import GENERATION_CONFIG, MODEL_CONFIG, SPECIAL_TOKENS, TOKENIZ
 from dynamo_core.errors import ConfigError
 from dynamo_core.protocol import Unreadable, read_json, truncated
 
+from dynamo_text.encode_limit import EncodeLimit
 from dynamo_text.library_stream import LibraryStream
-from dynamo_text.limits import EncodeLimit
 from dynamo_text.panics import raise_panics
 from dynamo_text.piecewise_encoding import PieceEncoder
 from dynamo_text.prefix_cache import EncodeJob, TokenCache, TokenCacheStore

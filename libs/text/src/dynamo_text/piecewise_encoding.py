@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import TypeAlias
 
-from dynamo_text.limits import EncodeLimit
+from dynamo_text.encode_limit import EncodeLimit
 from dynamo_text.text_splitter import TextSplitter
 from dynamo_text.token_bound import TokenBound
 from dynamo_text.utf8 import to_utf8

@@ -17,7 +17,7 @@ from operator import itemgetter
 from sys import getsizeof
 from typing import Protocol
 
-from dynamo_text.limits import EncodeLimit
+from dynamo_text.encode_limit import EncodeLimit
 from dynamo_text.piecewise_encoding import PieceEncoder, Span
 from dynamo_text.utf8 import to_utf8
 

@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dynamo_text.limits import TextTooLong
+from dynamo_text.encode_limit import TextTooLong
 from dynamo_text.split_pattern import ends_words
 
 if TYPE_CHECKING:

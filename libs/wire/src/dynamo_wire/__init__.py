@@ -6,10 +6,10 @@ broker. Import from these two packages only: the modules below them may change.
 
 from __future__ import annotations
 
+from dynamo_wire.blocked_loop_probe import LoopWatch
 from dynamo_wire.calls import Calls
 from dynamo_wire.checksums import checksum
 from dynamo_wire.liveness import ASKED, Action, Liveness, silence_limit
-from dynamo_wire.loop_watch import LoopWatch
 from dynamo_wire.messages import (
     ACCEPTED_PROTOS,
     ROWS_TAG,

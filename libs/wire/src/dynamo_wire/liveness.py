@@ -1,8 +1,8 @@
 """Liveness of the worker at the other end of a link: when callers ping or probe it, and when they give it up.
 
 A *ping* goes over the link, and the worker's event loop answers it. A *probe* goes to a thread of the worker's process
-that needs neither its event loop nor its engine; see `dynamo_wire.loop_watch`. An event loop that an engine blocks
-answers no ping. Its process is alive as long as the thread reports that the loop is busy.
+that needs neither its event loop nor its engine; see `dynamo_wire.blocked_loop_probe`. An event loop that an engine
+blocks answers no ping. Its process is alive as long as the thread reports that the loop is busy.
 """
 
 from __future__ import annotations

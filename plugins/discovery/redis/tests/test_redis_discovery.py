@@ -19,7 +19,7 @@ from dynamo_plugin_discovery_redis.store import Store
 from dynamo_testing.discovery.processes import OWNER, records_end_with_their_processes
 from dynamo_testing.servers.certificates import make_certificates
 from dynamo_testing.servers.ports import free_port
-from dynamo_testing.settings import refused_settings
+from dynamo_testing.settings_checks import refused_settings
 from pydantic import SecretStr
 
 README = Path(__file__).parents[1] / "README.md"

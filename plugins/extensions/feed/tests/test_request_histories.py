@@ -17,7 +17,7 @@ from dynamo_core import (
 )
 from dynamo_plugin_extension_feed import request_histories
 from dynamo_plugin_extension_feed.request_histories import ANSWERING, PREFILLING, WAITING, RequestHistories
-from dynamo_testing.extension.events import finished, received
+from dynamo_testing.extension.sample_events import finished, received
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -16,7 +16,7 @@ from dynamo_core import RequestFinished
 from dynamo_plugin_extension_otel_metrics.extension import OtelMetricsExtension
 from dynamo_plugin_extension_otel_metrics.settings import OtelMetricsConfig
 from dynamo_testing import ExtensionFactory, ExtensionHost, ExtensionKit
-from dynamo_testing.extension.events import MODEL, WORKERS, finished
+from dynamo_testing.extension.sample_events import MODEL, WORKERS, finished
 from dynamo_testing.servers.otlp import METRICS, Histogram, OtlpReceiver, histograms
 
 DURATION, TOKENS = "gen_ai.server.request.duration", "gen_ai.client.token.usage"
@@ -137,7 +137,7 @@ class TestContract(ExtensionKit):
     async def test_models_beyond_a_number_are_one(
         self, host: ExtensionHost, receiver: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("dynamo_plugin_extension_otel_metrics.instruments.MODELS", 2)
+        monkeypatch.setattr("dynamo_plugin_extension_otel_metrics.gen_ai_histograms.MODELS", 2)
 
         rows = await sent(host, receiver, *(ended(model=name) for name in "abcda"))
 

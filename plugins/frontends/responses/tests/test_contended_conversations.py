@@ -10,7 +10,7 @@ from dynamo_core import Expected, FrontendServices, ResponseStoreServices
 from dynamo_plugin_frontend_responses.config import ResponsesConfig
 from dynamo_plugin_frontend_responses.memory import ResponseMemory
 from dynamo_plugin_frontend_responses.memory_store import MemoryStore, MemoryStoreConfig
-from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_runtime.telemetry.request_accounting import RequestTracker
 from dynamo_telemetry import Metrics
 
 WRITERS = 40

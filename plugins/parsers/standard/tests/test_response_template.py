@@ -561,7 +561,9 @@ THINKING: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("case", THINKING)
-def test_a_reasoning_template_that_cannot_be_followed_is_refused_with_a_warning(case: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reasoning_template_that_cannot_be_followed_is_refused_with_a_warning(
+    case: str, caplog: pytest.LogCaptureFixture
+) -> None:
     template, words = THINKING[case]
 
     assert TemplateReasoningParser.recognizes(model(template)) is None

@@ -12,7 +12,7 @@ from dynamo_plugin_transport_redis.config import RedisConfig
 from dynamo_plugin_transport_redis.transport import RedisTransport
 from dynamo_telemetry import Metrics
 from dynamo_testing.servers.certificates import make_certificates
-from dynamo_testing.settings import listed_settings, refused_settings, unusable_certificates
+from dynamo_testing.settings_checks import listed_settings, refused_settings, unusable_certificates
 from dynamo_testing.transport.handlers import greet
 
 SECRET = "s3cret-of-the-tests"

@@ -15,7 +15,7 @@ from dynamo_plugin_transport_tcp.config import TcpConfig
 from dynamo_plugin_transport_tcp.security import CALLER, LISTENER, proof
 from dynamo_plugin_transport_tcp.transport import TcpTransport
 from dynamo_telemetry import Metrics
-from dynamo_testing.settings import refused_settings
+from dynamo_testing.settings_checks import refused_settings
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError

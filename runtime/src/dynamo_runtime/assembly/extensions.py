@@ -19,7 +19,7 @@ from dynamo_core.resources import AsyncResource
 from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import Plan, Step
 from dynamo_runtime.assembly.resolve import PickedExtension
-from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.endpoint_caller import Caller
 
 log = logging.getLogger(__name__)
 

@@ -26,15 +26,16 @@ from dynamo_runtime.assembly.frontend_process import (
     configured_thresholds,
 )
 from dynamo_runtime.assembly.health import Health
+from dynamo_runtime.assembly.process_roles import Role
 from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import Reload, reload_route
 from dynamo_runtime.assembly.resolve import RESPONSE_STORE, load_parsers, store_remark
-from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.assembly.routers import RouterMaker
 from dynamo_runtime.assembly.worker_routes import WorkerRoutes
 from dynamo_runtime.dispatch.admission import AdmissionChain
-from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.endpoint_caller import Caller
 from dynamo_runtime.dispatch.execution.pipeline import Deadlines, Pipeline
+from dynamo_runtime.dispatch.frontend_peer_calls import ExtensionPeers, PeerCalls
 from dynamo_runtime.dispatch.load.monitor import WorkerMonitor
 from dynamo_runtime.dispatch.load.peer_load_sync import PeerLoadSync
 from dynamo_runtime.dispatch.load.retry_after import RetryAfterEstimator
@@ -42,12 +43,11 @@ from dynamo_runtime.dispatch.load.tracker import LoadTracker
 from dynamo_runtime.dispatch.models.cache import ModelCache
 from dynamo_runtime.dispatch.models.gauges import FrontGauges
 from dynamo_runtime.dispatch.models.models import Models
-from dynamo_runtime.dispatch.peer_calls import ExtensionPeers, PeerCalls
 from dynamo_runtime.dispatch.pools.pool import Pool
 from dynamo_runtime.dispatch.pools.thresholds import ThresholdBook
 from dynamo_runtime.dispatch.unread_answers import UnreadAnswers
-from dynamo_runtime.telemetry.inflight import RequestTracker
 from dynamo_runtime.telemetry.loop_lag import LoopLag
+from dynamo_runtime.telemetry.request_accounting import RequestTracker
 from dynamo_runtime.telemetry.request_events import ExtensionRequestEvents, RequestEventHub
 
 log = logging.getLogger(__name__)

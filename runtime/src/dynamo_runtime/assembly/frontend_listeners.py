@@ -21,8 +21,8 @@ from dynamo_telemetry.metrics import Metrics
 
 from dynamo_runtime.assembly.extensions import Extensions
 from dynamo_runtime.assembly.health import Health
+from dynamo_runtime.assembly.process_roles import Role
 from dynamo_runtime.assembly.process_services import ProcessServices
-from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.settings import Settings
 
 MB = 1024 * 1024

@@ -28,10 +28,10 @@ from dynamo_runtime.assembly.reload import Plan, Standing, Step, switch
 from dynamo_runtime.assembly.resolve import RESPONSE_STORE
 from dynamo_runtime.assembly.routers import RouterMaker
 from dynamo_runtime.dispatch.execution.pipeline import Pipeline
+from dynamo_runtime.dispatch.frontend_peer_calls import PeerCalls
 from dynamo_runtime.dispatch.load.monitor import WorkerMonitor
 from dynamo_runtime.dispatch.load.peer_load_sync import PeerLoadSync
 from dynamo_runtime.dispatch.models.models import Models
-from dynamo_runtime.dispatch.peer_calls import PeerCalls
 from dynamo_runtime.dispatch.pools.thresholds import ThresholdBook
 from dynamo_runtime.settings import Settings
 from dynamo_runtime.telemetry.loop_lag import LoopLag

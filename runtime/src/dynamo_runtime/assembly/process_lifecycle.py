@@ -12,9 +12,9 @@ from dynamo_core.resources import AsyncResource, ClosingStack
 
 from dynamo_runtime.assembly.frontend_composition import compose_frontend
 from dynamo_runtime.assembly.frontend_process import FrontendProcess
+from dynamo_runtime.assembly.process_roles import Role, role_of
 from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import OneReload, Reloader, ReloadSwitch, reload_here
-from dynamo_runtime.assembly.roles import Role, role_of
 from dynamo_runtime.assembly.worker_process import WorkerProcess
 from dynamo_runtime.settings import LoadedSettings
 

@@ -13,9 +13,9 @@ from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.resources import ClosingStack
 from dynamo_telemetry.metrics import Metrics
 
+from dynamo_runtime.assembly.process_roles import Role
 from dynamo_runtime.assembly.reload import Plan, Step, switch
 from dynamo_runtime.assembly.resolve import Resolved, resolve
-from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.settings import LoadedSettings
 from dynamo_runtime.telemetry.access_log import AccessLog
 

@@ -24,8 +24,8 @@ from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 from dynamo_telemetry import logs
 
+from dynamo_runtime.assembly.process_roles import Role
 from dynamo_runtime.assembly.resolve import Resolved, check_access
-from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.settings import Change, LoadedSettings, changes
 
 T = TypeVar("T")

@@ -16,9 +16,9 @@ from dynamo_http.listener import Listener
 
 from dynamo_runtime.assembly.automatic_parsers import find_candidates
 from dynamo_runtime.assembly.extensions import Extensions
+from dynamo_runtime.assembly.process_roles import Role
 from dynamo_runtime.assembly.process_services import ProcessServices
 from dynamo_runtime.assembly.reload import Plan, Step
-from dynamo_runtime.assembly.roles import Role
 from dynamo_runtime.settings import WorkerSettings
 from dynamo_runtime.worker.canary import HealthCheck
 from dynamo_runtime.worker.parser_choice import Candidates

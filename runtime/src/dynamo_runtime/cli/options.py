@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from dynamo_core.errors import ConfigError
 
-from dynamo_runtime.settings.flags import FLAGS, Flag
+from dynamo_runtime.settings.flag_table import FLAGS, Flag
 
 if TYPE_CHECKING:
     from dynamo_runtime.settings import LoadedSettings, SettingsView

@@ -18,7 +18,7 @@ from typing import Any
 from dynamo_core.backoff import pauses
 from dynamo_core.tasks import TaskSet
 
-from dynamo_runtime.assembly.roles import FRONTEND, WORKERS
+from dynamo_runtime.assembly.process_roles import FRONTEND, WORKERS
 from dynamo_runtime.processes import reaper
 from dynamo_runtime.processes.control import CUT, HURRY, VARIABLE, Answerer, ChildLine
 from dynamo_runtime.processes.signals import OVERDUE

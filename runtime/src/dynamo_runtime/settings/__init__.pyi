@@ -3,9 +3,9 @@ from dynamo_http.settings import HttpSettings as HttpSettings
 
 from dynamo_runtime.settings.comparison import Change as Change
 from dynamo_runtime.settings.comparison import changes as changes
-from dynamo_runtime.settings.flags import FLAGS as FLAGS
-from dynamo_runtime.settings.flags import PROCESS_NAMES as PROCESS_NAMES
-from dynamo_runtime.settings.flags import Flag as Flag
+from dynamo_runtime.settings.flag_table import FLAGS as FLAGS
+from dynamo_runtime.settings.flag_table import PROCESS_NAMES as PROCESS_NAMES
+from dynamo_runtime.settings.flag_table import Flag as Flag
 from dynamo_runtime.settings.loader import LoadedSettings as LoadedSettings
 from dynamo_runtime.settings.loader import SettingsView as SettingsView
 from dynamo_runtime.settings.loader import load_settings as load_settings

@@ -21,7 +21,7 @@ from dynamo_runtime.settings.frontends import join_frontends
 from dynamo_runtime.settings.known_keys import Shape, shape_of, suggestion
 from dynamo_runtime.settings.layers import check, fill, merge, plugin_choices
 from dynamo_runtime.settings.model import CERTIFICATE_FILES, Settings
-from dynamo_runtime.settings.redaction import referenced_files, resolve
+from dynamo_runtime.settings.secrets_in_settings import referenced_files, resolve
 from dynamo_runtime.settings.sources import environment_layer, flag_layer, set_layer, worker_names
 from dynamo_runtime.settings.tree import DEFAULT, Leaf, Node, Table, find, from_plain, leaves, relabelled, to_plain
 from dynamo_runtime.settings.validation import ValidationSubject, validate, validate_lenient

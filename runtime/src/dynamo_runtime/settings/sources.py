@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dynamo_core.errors import ConfigError
 
 from dynamo_runtime.settings.documents import parse_text
-from dynamo_runtime.settings.flags import FLAGS, PROCESS_NAMES
+from dynamo_runtime.settings.flag_table import FLAGS, PROCESS_NAMES
 from dynamo_runtime.settings.frontends import join_frontends
 from dynamo_runtime.settings.known_keys import Shape
 from dynamo_runtime.settings.layers import assign, check, expand, merge
-from dynamo_runtime.settings.redaction import HIDDEN, redacted
+from dynamo_runtime.settings.secrets_in_settings import HIDDEN, redacted
 from dynamo_runtime.settings.tree import Node, Path, Table, find, from_plain, replace_at, to_plain
 
 log = logging.getLogger(__name__)

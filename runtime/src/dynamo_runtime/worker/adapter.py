@@ -42,10 +42,10 @@ from dynamo_core.tasks import TaskSet
 from dynamo_core.tracing import TraceContext
 from dynamo_telemetry import logs
 
+from dynamo_runtime.worker.caller_progress_reports import ProgressReporter
 from dynamo_runtime.worker.capacity_gate import CapacityGate, Ticket
 from dynamo_runtime.worker.generate_span import NO_REASON, GenerateSpan, not_empty
 from dynamo_runtime.worker.metrics import WorkerMetrics
-from dynamo_runtime.worker.progress import ProgressReporter
 from dynamo_runtime.worker.stream_validator import StreamRules, validated, validator_enabled
 
 log = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ class HealthCheck:
     wait: float = 10.0
     #: For the first item of the answer.
     timeout: float = 3.0
-    #: See `dynamo_runtime.worker.probe.probe_request`.
+    #: See `dynamo_runtime.worker.probe_request.probe_request`.
     payload: Mapping[str, Any] | str | None = None
     #: Whether a worker that does not answer leaves discovery until it does.
     unregister: bool = True

@@ -46,14 +46,14 @@ from dynamo_telemetry.metrics import Metrics
 
 from dynamo_runtime.worker.adapter import EngineAdapter
 from dynamo_runtime.worker.blocked_loop_watch import BlockingWatch
+from dynamo_runtime.worker.caller_progress_reports import ProgressReporter
 from dynamo_runtime.worker.canary import Canary, HealthCheck, ItemCounter, probe
 from dynamo_runtime.worker.capacity_gate import CapacityGate
 from dynamo_runtime.worker.card import make_card, make_instance, public_name
 from dynamo_runtime.worker.metrics import WorkerMetrics
 from dynamo_runtime.worker.model_files import ModelFiles, read_files
 from dynamo_runtime.worker.parser_choice import Candidates, ParserChoice, choose_parsers, log_choice
-from dynamo_runtime.worker.probe import probe_request
-from dynamo_runtime.worker.progress import ProgressReporter
+from dynamo_runtime.worker.probe_request import probe_request
 from dynamo_runtime.worker.publishers import EnginePublishers
 from dynamo_runtime.worker.registration import Registration
 from dynamo_runtime.worker.stream_validator import vocabulary_of

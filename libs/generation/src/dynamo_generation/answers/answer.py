@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dynamo_core import BackendError, DynamoError
 
 from dynamo_generation.answers.annotations import Timing
-from dynamo_generation.answers.source import Source
+from dynamo_generation.answers.engine_stream_slices import Source
 from dynamo_generation.choices.choice import Piece
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from dynamo_generation.answers.answer import Answer
+from dynamo_generation.answers.engine_stream_slices import Source
 from dynamo_generation.answers.plain_path import PlainPath
 from dynamo_generation.answers.render import DONE, ChunkRenderer
-from dynamo_generation.answers.source import Source
 from dynamo_generation.answers.sse import PROBE_AFTER, EventStream
 from dynamo_generation.choices.choice import Choice
 

@@ -12,7 +12,7 @@ from dynamo_generation.answers.render import BodyRenderer, Collected
 if TYPE_CHECKING:
     from dynamo_generation.answers.answer import Answer
     from dynamo_generation.answers.answer_memory import AnswerMemory
-    from dynamo_generation.answers.source import Source
+    from dynamo_generation.answers.engine_stream_slices import Source
 
 
 class UnaryAnswer:

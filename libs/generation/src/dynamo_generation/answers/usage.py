@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dynamo_generation.choices.choice import Choice
 
 if TYPE_CHECKING:
-    from dynamo_generation.answers.source import Source
+    from dynamo_generation.answers.engine_stream_slices import Source
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dynamo_generation.answers.answering import Answering
+from dynamo_generation.answers.answer_services import Answering
 from dynamo_generation.choices.chat_choices import ChatChoices
 from dynamo_generation.choices.choice import Choice
 from dynamo_generation.choices.marker_tokens import MarkerStore

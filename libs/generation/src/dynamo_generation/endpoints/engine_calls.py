@@ -12,7 +12,7 @@ from dynamo_core.errors import NotSupported
 from dynamo_text import compile_stops
 
 from dynamo_generation.answers.answer import close_all
-from dynamo_generation.answers.source import COALESCE, ScoredSource, Source, coalesced
+from dynamo_generation.answers.engine_stream_slices import COALESCE, ScoredSource, Source, coalesced
 from dynamo_generation.choices.choice import Choice
 from dynamo_generation.endpoints.answer_size import check_answer_size
 from dynamo_generation.endpoints.endpoint import Exchange

@@ -10,11 +10,11 @@ from aiohttp import web
 
 from dynamo_generation.answers.annotations import as_events, leading_events, scalar, trailing_events, unary_extension
 from dynamo_generation.answers.answer import Answer
-from dynamo_generation.answers.answering import Answering
+from dynamo_generation.answers.answer_services import Answering
 from dynamo_generation.answers.continuous_usage import ContinuousUsage
+from dynamo_generation.answers.engine_stream_slices import Source
 from dynamo_generation.answers.framing import EVENTS, Framing
 from dynamo_generation.answers.render import DONE, Identity, Pieces
-from dynamo_generation.answers.source import Source
 from dynamo_generation.answers.sse import EventStream
 from dynamo_generation.answers.streaming import StreamingAnswer
 from dynamo_generation.answers.unary import UnaryAnswer

@@ -21,15 +21,15 @@ from dynamo_core.plugins.loader import PluginLoader
 from dynamo_core.protocol.records import AGGREGATED, Instance, ModelCard
 from dynamo_http.auth import AdminToken, Operators
 from dynamo_http.listener import Listener
+from dynamo_runtime.dispatch.frontend_peer_calls import ExtensionPeers, PeerCalls
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
-from dynamo_runtime.dispatch.peer_calls import ExtensionPeers, PeerCalls
 from dynamo_runtime.dispatch.pools.pool import Pool
 from dynamo_runtime.dispatch.pools.thresholds import ThresholdBook
 from dynamo_runtime.telemetry.request_events import BoundedSubscription, RequestEventHub
 from dynamo_telemetry.metrics import Metrics
 
 from dynamo_testing.events.harness import LoneDirectory, LoneLease
-from dynamo_testing.extension.events import MODEL, WORKERS
+from dynamo_testing.extension.sample_events import MODEL, WORKERS
 from dynamo_testing.frontend.host import KitModel, kit_listener
 from dynamo_testing.router.doubles import KitEvents
 from dynamo_testing.router.harness import no_worker_answers

@@ -24,7 +24,7 @@ from dynamo_core.protocol.request import EmbedOutput, EmbedRequest, Preprocessed
 from dynamo_http.listener import Listener
 from dynamo_http.request_identity import PRINCIPAL
 from dynamo_runtime.dispatch.execution.response_stream import FlushQueue, ResponseStream
-from dynamo_runtime.telemetry.inflight import RequestTracker
+from dynamo_runtime.telemetry.request_accounting import RequestTracker
 from dynamo_telemetry.metrics import Metrics
 
 MODEL, OTHER = "kit-model", "kit-other"

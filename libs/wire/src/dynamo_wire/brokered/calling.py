@@ -13,7 +13,9 @@ from dynamo_core.protocol import Instance
 
 from dynamo_wire.brokered.addresses import RUN_BYTES, Addresses, is_link
 from dynamo_wire.brokered.broker import Broker, Listening
-from dynamo_wire.brokered.fragments import (
+from dynamo_wire.brokered.peer_link import Link
+from dynamo_wire.brokered.settings import BrokeredConfig
+from dynamo_wire.brokered.wire_format import (
     PROBE_FRAGMENT,
     UNKNOWN_FRAGMENT,
     UNKNOWN_LINK,
@@ -23,8 +25,6 @@ from dynamo_wire.brokered.fragments import (
     caller_decoder,
     read_fragment,
 )
-from dynamo_wire.brokered.link import Link
-from dynamo_wire.brokered.settings import BrokeredConfig
 from dynamo_wire.calls import Calls
 from dynamo_wire.liveness import silence_limit
 from dynamo_wire.messages import ACCEPTED_PROTOS, Accepted, Ended, Refused, Rows, proto_mismatch

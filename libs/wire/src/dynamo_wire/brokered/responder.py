@@ -12,10 +12,10 @@ from contextlib import suppress
 
 from dynamo_core import DynamoError, LoopThread, TaskSet, jitter
 
+from dynamo_wire.blocked_loop_probe import LoopWatch
 from dynamo_wire.brokered.addresses import Addresses, is_link
 from dynamo_wire.brokered.broker import Broker
-from dynamo_wire.brokered.fragments import answer_fragment
-from dynamo_wire.loop_watch import LoopWatch
+from dynamo_wire.brokered.wire_format import answer_fragment
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,9 @@ from dynamo_core.errors import CannotConnect, Disconnected, EngineShutdown, Inva
 
 from dynamo_wire.brokered.addresses import RUN_BYTES, Addresses, is_link
 from dynamo_wire.brokered.broker import Broker, Listening
-from dynamo_wire.brokered.fragments import (
+from dynamo_wire.brokered.peer_link import Link
+from dynamo_wire.brokered.settings import BrokeredConfig
+from dynamo_wire.brokered.wire_format import (
     UNKNOWN_FRAGMENT,
     UNKNOWN_LINK,
     Hello,
@@ -23,8 +25,6 @@ from dynamo_wire.brokered.fragments import (
     read_fragment,
     worker_decoder,
 )
-from dynamo_wire.brokered.link import Link
-from dynamo_wire.brokered.settings import BrokeredConfig
 from dynamo_wire.messages import (
     ACCEPTED_PROTOS,
     UNREADABLE,

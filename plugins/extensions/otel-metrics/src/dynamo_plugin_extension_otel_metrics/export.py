@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics import AlwaysOffExemplarFilter, MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, Resource
 
-from dynamo_plugin_extension_otel_metrics.instruments import Instruments
+from dynamo_plugin_extension_otel_metrics.gen_ai_histograms import Instruments
 
 log = logging.getLogger(__name__)
 

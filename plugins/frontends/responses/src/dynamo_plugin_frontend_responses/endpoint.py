@@ -38,7 +38,7 @@ from dynamo_plugin_frontend_responses.tools import ResponseTools
 
 if TYPE_CHECKING:
     from dynamo_core import FrontendServices, ServedModel
-    from dynamo_generation.answers.answering import Answering
+    from dynamo_generation.answers.answer_services import Answering
     from dynamo_generation.requests.ignored_fields import IgnoredFields
 
 

@@ -11,7 +11,7 @@ from dynamo_plugin_parsers_standard.grammar import CallGrammar
 from dynamo_plugin_parsers_standard.pythonic_calls import known_python_call, python_call, python_list
 from dynamo_plugin_parsers_standard.schema_values import ANY_JSON, STRING
 from dynamo_plugin_parsers_standard.state_machine import FormatParser
-from dynamo_plugin_parsers_standard.tagged_calls import TaggedSyntax, tagged
+from dynamo_plugin_parsers_standard.tagged_parameters import TaggedSyntax, tagged
 
 
 class _ParameterParser(FormatParser):

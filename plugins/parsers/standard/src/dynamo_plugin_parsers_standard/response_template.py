@@ -23,7 +23,7 @@ from dynamo_plugin_parsers_standard.json_formats import OBJECT, list_grammar
 from dynamo_plugin_parsers_standard.literal_patterns import Named, Sequence, Space, sequences
 from dynamo_plugin_parsers_standard.schema_values import ANY_JSON, STRING
 from dynamo_plugin_parsers_standard.state_machine import FormatParser
-from dynamo_plugin_parsers_standard.tagged_calls import TaggedSyntax, tagged
+from dynamo_plugin_parsers_standard.tagged_parameters import TaggedSyntax, tagged
 
 log = logging.getLogger(__name__)
 

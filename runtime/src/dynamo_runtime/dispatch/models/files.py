@@ -10,7 +10,7 @@ from dynamo_core.contracts.transports.call import MODEL_FILE
 from dynamo_core.errors import ResponseTimeout, StreamIncomplete, Unavailable
 from dynamo_core.protocol.records import Instance, ModelCard, ModelFile, ModelFileChunk, ModelFileRequest
 
-from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.endpoint_caller import Caller
 from dynamo_runtime.dispatch.models.cache import ModelCache
 
 #: The largest file and the largest sum of files a card may list, in bytes.

@@ -22,7 +22,7 @@ from dynamo_core.protocol.unreadable_warnings import UnreadableWarner
 from dynamo_core.resources import AsyncResource
 from dynamo_core.tasks import TaskSet
 
-from dynamo_runtime.dispatch.execution.caller import Caller
+from dynamo_runtime.dispatch.execution.endpoint_caller import Caller
 from dynamo_runtime.dispatch.execution.pipeline import Pipeline
 from dynamo_runtime.dispatch.models.cache import ModelCache
 from dynamo_runtime.dispatch.models.files import fetch_files

@@ -1,4 +1,4 @@
-"""The shared steps of all generating routes."""
+"""Settings and services that every generating route shares."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ from dynamo_core import DynamoError
 from dynamo_core.errors import CannotConnect, Disconnected, ResponseTimeout, StreamIncomplete, from_wire, to_wire
 
 from dynamo_wire.brokered.broker import Broker
-from dynamo_wire.brokered.fragments import (
+from dynamo_wire.brokered.settings import BrokeredConfig
+from dynamo_wire.brokered.wire_format import (
     ARRIVED,
     FRAGMENT_OVERHEAD,
     PROBED,
@@ -30,7 +31,6 @@ from dynamo_wire.brokered.fragments import (
     read_count,
     read_fragment,
 )
-from dynamo_wire.brokered.settings import BrokeredConfig
 from dynamo_wire.liveness import Action, Liveness
 from dynamo_wire.messages import Bye, Ping, Pong, encode
 

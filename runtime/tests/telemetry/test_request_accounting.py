@@ -14,8 +14,8 @@ from dynamo_core.contracts.frontend import InflightRequest, RequestLog
 from dynamo_core.contracts.requests.principal import Principal
 from dynamo_core.errors import DynamoError, QuotaExceeded, RateLimited, ServiceOverloaded, problem_of
 from dynamo_core.protocol.records import RequestRecord
-from dynamo_runtime.telemetry import inflight
-from dynamo_runtime.telemetry.inflight import Inflight, RequestTracker
+from dynamo_runtime.telemetry import request_accounting
+from dynamo_runtime.telemetry.request_accounting import Inflight, RequestTracker
 from dynamo_runtime.telemetry.stages import BUCKETS
 from dynamo_telemetry import logs
 from dynamo_telemetry.metrics import Metrics
@@ -367,7 +367,7 @@ def test_a_request_may_end_in_another_context_than_it_began_in(house: House) -> 
 
 
 def test_models_beyond_the_limit_share_one_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inflight, "MAX_MODELS", 2)
+    monkeypatch.setattr(request_accounting, "MAX_MODELS", 2)
     house = House()
 
     for model in ("a", "b", "c", "d", "a"):

@@ -45,7 +45,7 @@ settings.load_profile("brief")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Yield what collecting leaves stays: ten thousand tests, and all that they import.
+    """Keep what collecting leaves: ten thousand tests, and all that they import.
 
     To look through it again and again while it grows takes a quarter of the collecting, and later some of each test.
     """

@@ -73,7 +73,7 @@ class Fleet:
             await self.leases.pop(instance_id).aclose()
 
     async def churn(self) -> tuple[int, int]:
-        """Return the one that has been there longest leaves, another comes; who left and who came."""
+        """Let the one leave that has been there longest, and another come; return who left and who came."""
         oldest = next(iter(self.leases))
         await self.remove([oldest])
         return oldest, (await self.add(1))[0]

@@ -307,7 +307,7 @@ Results = Mapping[tuple[str, str], Sequence[Taken]]
 
 
 async def _measure(houses: Sequence[House], rounds: int, in_a_hurry: bool) -> Results:
-    """Return transports take turns within a round, and the order turns round with each."""
+    """Measure: transports take turns within a round, and the order turns round with each."""
     taken: dict[tuple[str, str], list[Taken]] = {(name, h.transport): [] for name in _SHOWN for h in houses}
     for number in range(rounds):
         for name in _SHOWN:

@@ -57,7 +57,7 @@ def changes(root: Path, version: str) -> Iterator[tuple[Path, str]]:
 
 
 def main(arguments: list[str], root: Path = Path(__file__).parents[1]) -> int:
-    """Return the command."""
+    """Run the command."""
     if not arguments:
         version = version_of(root)
         others = [path.relative_to(root).as_posix() for path, _ in changes(root, version)]

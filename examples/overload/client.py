@@ -33,7 +33,7 @@ def pause(attempt: int, told: str | None, chance: Callable[[], float] = random.r
 
 
 def ask(url: str, body: dict[str, Any], *, attempts: int = 8, timeout: float = 600.0) -> dict[str, Any]:
-    """Return the answer; wait and asks again while the server is busy.
+    """Return the answer; wait and ask again while the server is busy.
 
     Raises:
         urllib.error.HTTPError: another error, or still busy after the last attempt.

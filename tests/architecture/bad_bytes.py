@@ -144,7 +144,7 @@ def msgpack_bodies(*good: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def _replaced(value: Any, bad: msgspec.Raw, path: str = "$") -> Iterator[tuple[str, Any]]:
-    """Copy of a value in which one part is another; a map has a part more."""
+    """Yield copies of a value in which one part is another; a map has a part more."""
     if isinstance(value, Mapping):
         for name, child in value.items():
             yield f"{path}.{name}", {**value, name: bad}

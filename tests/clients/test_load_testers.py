@@ -93,7 +93,7 @@ def server(serve_for_module: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return both need one to make prompts of a length; theirs would come from elsewhere."""
+    """Return a tokenizer: both need one to make prompts of a length, and theirs would come from elsewhere."""
     return make_tokenizer_folder(tmp_path_factory.mktemp("tokenizer"))
 
 

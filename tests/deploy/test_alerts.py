@@ -246,7 +246,7 @@ def hanging(deployment: Deployment) -> Iterator[Again]:
 
 @contextmanager
 def cordoned(deployment: Deployment) -> Iterator[Again]:
-    """Yield an operator forgets a worker."""
+    """Let an operator forget a worker."""
     deployment.act("/admin/workers/full-0/cordon")
     yield nothing
     deployment.act("/admin/workers/full-0/uncordon")
@@ -282,7 +282,7 @@ def blocked(deployment: Deployment) -> Iterator[Again]:
 
 @contextmanager
 def unauthorized(deployment: Deployment) -> Iterator[Again]:
-    """Yield a program tries tokens."""
+    """Let a program try tokens."""
 
     def ask() -> None:
         for _ in range(5):

@@ -57,7 +57,7 @@ def assert_all_is_given_back(server: Any) -> None:
 
 @contextmanager
 def counted(server: Any, name: str, more: int, **labels: str) -> Iterator[None]:
-    """Yield what the block does adds so many to a counter."""
+    """Assert that what the block does adds so many to a counter."""
     before = server.metric(name, **labels)
     yield
     assert server.until(lambda: server.metric(name, **labels) == before + more, 3.0), server.metric(name, **labels)

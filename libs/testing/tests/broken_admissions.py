@@ -222,7 +222,7 @@ TestIgnoresTheDeadlineOfWhoAsks = Broken.failing(
 
 
 TestCannotBeClosedWithoutAStart = Broken.failing(
-    "test_it_can_be_closed_twice_and_without_a_start",
+    "test_the_admission_can_be_closed_twice_and_without_a_start",
     start=notes_its_start,
     aclose=needs_a_start,
 )

@@ -189,7 +189,7 @@ class Repeats(Engine):
 
 
 def fault(fails: dict[str, str], says: str, runs_out: str = "") -> Callable[[type[Engine]], type[Engine]]:
-    """Return decorate an engine with what the kit must find."""
+    """Return a decorator that gives an engine what the kit must find."""
 
     def decorated(engine: type[Engine]) -> type[Engine]:
         engine.FAILS, engine.SAYS, engine.RUNS_OUT = fails, says, runs_out
@@ -268,7 +268,7 @@ class StartRaises(Engine):
 
 
 async def ignore_being_cancelled(real: Any, self: Any, worker_id: int) -> Any:
-    """Return last longer than the kit waits for last words, though not for ever: the loop of the test has to end."""
+    """Last longer than the kit waits for last words, though not for ever: the loop of the test has to end."""
     loop = asyncio.get_running_loop()
     until = loop.time() + 2.5
     while loop.time() < until:

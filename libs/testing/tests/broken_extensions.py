@@ -120,7 +120,9 @@ TestFailsSoonBesideWorkers = _Kit.failing(
     start=then(lambda self: self.spawn(fail(self), name="fail") and None if self.services.role == "worker" else None),
 )
 TestClosesOnceOnly = _Kit.failing(
-    "test_it_can_be_closed_twice_and_without_a_start", "test_the_extension_closes_while_events_come", aclose=closes_once
+    "test_the_extension_can_be_closed_twice_and_without_a_start",
+    "test_the_extension_closes_while_events_come",
+    aclose=closes_once,
 )
 
 
@@ -130,7 +132,7 @@ async def close_what_has_started(real: Any, self: Any) -> None:
 
 
 TestClosesOnlyWhatHasStarted = _Kit.failing(
-    "test_it_can_be_closed_twice_and_without_a_start",
+    "test_the_extension_can_be_closed_twice_and_without_a_start",
     "test_the_extension_starts_in_each_of_its_roles",
     aclose=close_what_has_started,
 )

@@ -137,7 +137,7 @@ TestUnnamedRoute = _Kit.failing(
 
 
 TestRunsOn = _Kit.failing(
-    "test_it_can_be_closed_twice_and_without_a_start",
+    "test_the_frontend_can_be_closed_twice_and_without_a_start",
     start=then(leave_running),
 )
 

@@ -157,7 +157,7 @@ async def connect() -> AsyncIterator[Connect]:
 
 @asynccontextmanager
 async def unheard(wire: Wire) -> AsyncIterator[None]:
-    """Yield nothing reaches this end, from now on and during the block."""
+    """Assert that nothing reaches this end, from now on and during the block."""
     reading = asyncio.ensure_future(wire.reader.read(1))
     yield
     assert not reading.done(), "something was heard"

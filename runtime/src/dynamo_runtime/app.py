@@ -190,7 +190,7 @@ async def _announce(application: Application) -> None:
 
 @asynccontextmanager
 async def _reloading(application: Application, signals: Signals, line: ParentPipe | None) -> AsyncIterator[None]:
-    """Yield where the settings are read again from: here, or, for all processes together, at the supervisor."""
+    """Let the settings be read again: here, or, for all processes together, at the supervisor."""
     if line is not None:
         child = ChildReload(application.reloader, line)
         application.reload.follow(child)

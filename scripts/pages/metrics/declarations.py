@@ -107,7 +107,7 @@ class Recorder:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Yield the registries that are made in the block belong to this process; empty where it is several in one."""
+        """Let registries that are made in the block belong to this process; empty where it is several in one."""
         self._part = name
         yield
         self._part = ""

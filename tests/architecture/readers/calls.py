@@ -170,7 +170,7 @@ _VIEW = msgspec.msgpack.encode(
     raises=[Unreadable],
 )
 async def views_of_other_frontends() -> AsyncGenerator[Feed, None]:
-    """Yield they come as plain values whose depth was checked. What can be read can be summed and shown."""
+    """Feed views as plain values whose depth was checked. What can be read can be summed and shown."""
     decoder = msgspec.msgpack.Decoder()
 
     def feed(data: bytes) -> None:

@@ -62,7 +62,7 @@ class Lease(AsyncResource):
     async def put(self, key: str, value: bytes) -> None:
         """Write a record that lives as long as the lease, or a new value of one.
 
-        Watch tell a new value as one more `PUT`, without a `DELETE` before it.
+        Watches tell a new value as one more `PUT`, without a `DELETE` before it.
 
         Raises:
             ValueError: the value is larger than `MAX_VALUE`.

@@ -123,7 +123,7 @@ class ServedModel(Protocol):
     async def generate(
         self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal, permit: Permit | None = None
     ) -> TokenStream:
-        """Admit, routes and start a request; return once a worker has accepted it.
+        """Admit, route and start a request; return once a worker has accepted it.
 
         With `permit` it has been admitted already; the call releases that. Stopping `ctx` stops the request. The caller
         owns the stream and must close it.

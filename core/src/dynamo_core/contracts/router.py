@@ -76,7 +76,7 @@ class LoadView(Protocol):
         """
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` whenever a request of this process comes to a worker, have its prompt prefilled, or leave.
+        """Call `callback` whenever a request of this process comes to a worker, has its prompt prefilled, or leaves.
 
         Return a function that unregisters it. The callback must be quick.
         """

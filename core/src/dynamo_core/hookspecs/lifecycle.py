@@ -22,7 +22,7 @@ def dynamo_engine_started(worker: WorkerConfig, engine_config: EngineConfig, wor
 
 @hookspec
 def dynamo_engine_draining(worker: WorkerConfig, worker_id: int) -> None:
-    """Announce that a worker has left discovery and finishes what it has.
+    """Observe that a worker has left discovery and finishes what it has.
 
     Called once per worker in its own process; the returned value is ignored; an exception is logged and changes
     nothing.

@@ -38,7 +38,7 @@ def resident() -> int:
 
 
 def trim() -> bool:
-    """Have the C library give back what it keeps, and return whether it is one that can. Take milliseconds."""
+    """Have the C library give back what it keeps, and return whether it is one that can. Takes milliseconds."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (AttributeError, OSError):

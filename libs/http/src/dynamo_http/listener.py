@@ -308,7 +308,7 @@ class Listener(AsyncResource):
         self._leaving = True
 
     async def drain_and_close(self, timeout: float) -> None:
-        """Stop accepting, lets running requests end for up to `timeout` seconds, then cancel the rest.
+        """Stop accepting, let running requests end for up to `timeout` seconds, then cancel the rest.
 
         Idle connections are closed at once; those of running requests after their answer. `aclose` cuts this short.
         """

@@ -57,7 +57,7 @@ class JsonClient:
 
         Raises:
             CannotConnect: the server cannot be asked.
-            NotSpoken: it answers something else than HTTP.
+            UnsupportedServer: it answers something else than HTTP.
         """
         try:
             async with asyncio.timeout(self._timeout):

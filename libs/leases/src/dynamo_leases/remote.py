@@ -134,7 +134,7 @@ class RemoteDiscovery(Discovery, ABC, Generic[S]):
         heartbeat: float | None,
         start_timeout: float,
     ) -> None:
-        """Record that the times are the configured ones, in seconds."""
+        """Take the times as configured, in seconds."""
         super().__init__(config, metrics)
         self._ttl = ttl
         self._heartbeat = heartbeat

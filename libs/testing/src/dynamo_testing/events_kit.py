@@ -340,7 +340,7 @@ class EventsKit:
             assert await market.sources() == set()
 
     def _flood(self, sender: Sender) -> list[bool]:
-        """Return numbered events in one turn of the loop, until some have been dropped."""
+        """Send numbered events in one turn of the loop, until some have been dropped."""
         taken: list[bool] = []
         while len(taken) < self.OVERFLOW and taken[-10:] != [False] * 10:
             taken += sender.send(str(len(taken)).encode())

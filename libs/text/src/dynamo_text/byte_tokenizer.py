@@ -51,7 +51,7 @@ class ByteTokenizer:
         Raises:
             InvalidArgument: the text holds a lone surrogate.
             TextTooLong: it has more tokens than `limit` allows.
-            GivenUp: the ids are not wanted any more.
+            EncodingCancelled: the ids are not wanted any more.
         """
         if limit is not None:
             limit.check(TokenBound(1).weight(text))

@@ -35,7 +35,7 @@ class BoundedTokenizer(Tokenizer, Protocol):
     token_bound: TokenBound | None
 
     def encode_within(self, text: str, limit: EncodeLimit | None, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text. Raise as `encode` does, and `TextTooLong` and `GivenUp`."""
+        """Return the ids of a text. Raise as `encode` does, and `TextTooLong` and `EncodingCancelled`."""
 
     def beginning(self, text: str, limit: EncodeLimit) -> str:
         """Return the beginning of a text with all the tokens that `limit` allows; may raise `TextTooLong`."""

@@ -36,7 +36,7 @@ class EncodeLimit:
 
         Raises:
             TextTooLong: these are too many.
-            GivenUp: the ids are not wanted any more.
+            EncodingCancelled: the ids are not wanted any more.
         """
         if tokens > self.tokens:
             raise TextTooLong(tokens)

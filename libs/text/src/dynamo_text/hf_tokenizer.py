@@ -78,7 +78,7 @@ class HFTokenizer:
         Raises:
             InvalidArgument: the text holds a lone surrogate.
             TextTooLong: it has more tokens than `limit` allows, or cannot be cut.
-            GivenUp: the ids are not wanted any more.
+            EncodingCancelled: the ids are not wanted any more.
         """
         return (self._cache or self._pieces).encode(text, add_special_tokens, limit)
 

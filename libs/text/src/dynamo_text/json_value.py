@@ -218,7 +218,7 @@ class JsonValue:
         return at + 1
 
     def _unescape(self, text: str, at: int) -> int:
-        """Return what waits ends in a backslash that begins no escape, since the character at `at` follows."""
+        """Repair what waits: its last backslash begins no escape, since the character at `at` follows."""
         before, _, begun = self._waiting(text, at).rpartition("\\")
         self._replace(text, at, before + ("" if text[at] == "'" and not begun else f"\\\\{begun}"), BACKSLASH)
         self._mode = _Mode.STRING

@@ -16,7 +16,7 @@ HF = "hf"
 
 
 def load_tokenizer(kind: str, files: Mapping[str, bytes], memory: TokenCacheStore | None = None) -> Tokenizer:
-    """Make the tokenizer of a model. Take up to seconds of CPU for a large vocabulary: call it in a thread.
+    """Make the tokenizer of a model. Takes up to seconds of CPU for a large vocabulary: call it in a thread.
 
     `kind` is "bytes" or "hf"; `files` maps bare names to contents, as `load_folder` gives them. What the tokenizer
     encodes is remembered in `memory`, unless it is as fast as looking it up.

@@ -53,7 +53,7 @@ class PieceEncoder:
         Raises:
             InvalidArgument: the text holds a lone surrogate.
             TextTooLong: it has more tokens than `limit` allows, or cannot be cut.
-            GivenUp: the ids are not wanted any more.
+            EncodingCancelled: the ids are not wanted any more.
         """
         return self.join(text, add_special_tokens, lambda pieces: self.encode_many(pieces, False), limit=limit)
 

@@ -135,7 +135,7 @@ class EncodeJob(Protocol):
         """The number of characters still to be tokenized."""
 
     def finish(self, limit: EncodeLimit | None = None) -> list[int]:
-        """Return all ids. Take long if much is left. Raise as `PieceEncoder.encode` does."""
+        """Return all ids. Takes long if much is left. Raise as `PieceEncoder.encode` does."""
 
 
 class TokenCache:

@@ -117,7 +117,7 @@ def is_deterministic(library: Library) -> bool:
 
 
 def safe_splitter(library: Library) -> TextSplitter:
-    """Return the places at which texts may be cut for this tokenizer. Take up to a few tenths of a second."""
+    """Return the places at which texts may be cut for this tokenizer. Takes up to a few tenths of a second."""
     tokens = list(library.get_added_tokens_decoder().values())
     raw = [token.content for token in tokens if not token.normalized]
     words = _WordBoundaries(library, tokens)

@@ -354,7 +354,7 @@ class Call(Source):
             self._context.copy().run(self._sink.event, item)
 
     def abandon(self) -> None:
-        """Give the call up: stops it at the worker, unless it has ended there, and drop what still arrives."""
+        """Give the call up: stop it at the worker, unless it has ended there, and drop what still arrives."""
         self._forget_ctx()
         if self._siblings.forget(self._sid):
             self._link.send(Stop(self._sid, True))

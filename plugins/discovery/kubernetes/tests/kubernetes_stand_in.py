@@ -103,7 +103,7 @@ class ApiServer:
         await self._thread.run(self._wake())
 
     def silence(self, *resources: str) -> None:
-        """Watch that are open bring nothing more, as those of a dead connection."""
+        """Let open watches bring nothing more, as those of a dead connection."""
         wanted = resources or ("leases", "configmaps")
         self._silenced |= {task for task in self._watches if task.get_name() in wanted}
 

@@ -130,7 +130,7 @@ class Reloadable(Protocol):
     """A part of a process that takes new settings."""
 
     def reload_steps(self, plan: Plan) -> Iterator[Step]:
-        """Return how it does. Whatever may fail is made here.
+        """Yield the steps by which it takes them. Whatever may fail is made here.
 
         Raises:
             ConfigError: the settings cannot be used.
@@ -192,7 +192,7 @@ class Reloader:
         self._parts, self.standing = parts, standing
 
     async def prepare(self) -> Plan:
-        """Return reads and validates everything; change nothing.
+        """Read and validate everything; change nothing.
 
         Raises:
             ConfigError: the settings are wrong, or could not be read in time.
@@ -249,7 +249,7 @@ class Reload(Protocol):
     """Reloads the settings of all processes that belong together."""
 
     async def __call__(self, dry_run: bool) -> ReloadReport:
-        """Check, and without `dry_run` applies, what the files say now."""
+        """Check, and without `dry_run` apply, what the files say now."""
 
 
 class ReloadSwitch:

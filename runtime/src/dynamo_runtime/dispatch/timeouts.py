@@ -53,7 +53,7 @@ class FixedTimeouts:
         self._waiting.pop(number, None)
 
     def timeout(self) -> Timeout:
-        """Return ``with timeouts.timeout():`` bounds what is awaited in the block, as `asyncio.timeout` does.
+        """Bound what is awaited in a block ``with timeouts.timeout():``, as `asyncio.timeout` does.
 
         Raises:
             TimeoutError: it took longer; what was awaited has been cancelled.

@@ -50,7 +50,7 @@ def changes(old: LoadedSettings, new: LoadedSettings, live_keys: LiveKeys) -> li
 
 
 def _order(old: Table, new: Table) -> Iterator[Change]:
-    """List of plugins whose order differs; entries that came or went have rows of their own."""
+    """Yield lists of plugins whose order differs; entries that came or went have rows of their own."""
     for key, node in new.children.items():
         before = old.children.get(key)
         if isinstance(node, Table) and node.listed and isinstance(before, Table) and before.listed:

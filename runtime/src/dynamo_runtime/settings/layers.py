@@ -64,7 +64,7 @@ def _changes_use(lower: Table, upper: Table, shape: Shape) -> bool:
 
 
 def check(table: Table, shape: Shape, path: Path = ()) -> None:
-    """Reject unknown keys, and value where a table of settings belongs.
+    """Reject unknown keys, and values where a table of settings belongs.
 
     Raises:
         ConfigError: with the origin in front, and a suggestion.

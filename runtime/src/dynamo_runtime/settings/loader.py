@@ -102,7 +102,7 @@ class LoadedSettings(SettingsView):
         return str(leaf.value or "") if isinstance(leaf, Leaf) else ""
 
     def plugin_config(self, section_path: str, config_cls: type[ConfigT]) -> ConfigT:
-        """Return phase two: the plugin keys of a section, such as ``workers.mock.engine``, as the plugin's own model.
+        """Validate the plugin keys of a section, such as ``workers.mock.engine``, as the plugin's own model.
 
         The section may be an entry of a list, such as ``admission.fair-queue``, or that of a wrapped router, such as
         ``router.then``.
@@ -191,7 +191,7 @@ def view_settings(
 
 
 def _digest(path: str) -> str:
-    """Return that of a file; empty if it cannot be read, which is told where it is used."""
+    """Return the digest of a file; empty if it cannot be read, which is told where it is used."""
     try:
         return sha256(read_file(path, pipe=False).data).hexdigest()
     except OSError:

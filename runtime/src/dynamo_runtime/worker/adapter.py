@@ -258,7 +258,7 @@ class EngineAdapter(AsyncResource):
         return error
 
     def _failure(self, error: Exception, ctx: ServedContext) -> DynamoError:
-        """Count what the engine raised, tells of it, and make it one of our errors."""
+        """Count what the engine raised, tell of it, and make it one of our errors."""
         self._metrics.error("generate")
         if isinstance(error, ContractViolation):
             log.error("engine %s of worker %s: %s", self._name, self._worker, error)

@@ -262,7 +262,7 @@ class Worker(AsyncResource):
             await self._serve(self._lease, engine_config, files, system_url)
 
     async def stop(self, *, grace: bool = True, hurried: bool = False) -> None:
-        """Unregister, waits the grace period, lets requests finish, drains, cleans up. Safe twice.
+        """Unregister, wait the grace period, let requests finish, drain, clean up. Safe twice.
 
         `hurried` skips the grace period. Without `grace` it does not wait for running requests either. Nor does it once
         it is cancelled; every later step is still taken. While the worker starts, this waits until its engine has

@@ -98,7 +98,7 @@ class EngineContext:
                 log.exception("a stop callback of request %s failed", self.id)
 
     def kill(self) -> None:
-        """Mark the request as one without a reader; also stops it."""
+        """Mark the request as one without a reader; also stop it."""
         if self._killed:
             return
         self._killed = True

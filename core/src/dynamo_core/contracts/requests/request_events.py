@@ -137,7 +137,7 @@ class Subscription(AsyncResource):
 
     @abstractmethod
     async def __anext__(self) -> RequestEvent:
-        """Return the next event; ends the iteration once the subscription is closed and all that it held was read."""
+        """Return the next event; end the iteration once the subscription is closed and all that it held was read."""
 
     @abstractmethod
     async def batch(self) -> list[RequestEvent]:

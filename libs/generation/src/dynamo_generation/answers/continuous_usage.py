@@ -23,7 +23,7 @@ class ContinuousUsage:
         return self._with_usage(self._inner.leading_events(choice))
 
     def around(self, choice: Choice) -> None:
-        """Return no fields that stay the same."""
+        """Return None: nothing around the text stays the same."""
 
     def piece(self, piece: Piece) -> bytes:
         """Return a piece of a choice."""

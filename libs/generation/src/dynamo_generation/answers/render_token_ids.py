@@ -42,7 +42,7 @@ class TokenIds:
         return self._with_ids(self._inner.leading_events(choice), choice, ())
 
     def around(self, choice: Choice) -> None:
-        """Return no fields that stay the same."""
+        """Return None: nothing around the text stays the same."""
 
     def piece(self, piece: Piece) -> bytes:
         """Return a piece of a choice."""

@@ -243,7 +243,7 @@ class ModelEndpoint(ABC, Generic[ParsedT]):
             return self._fail(exchange, error)
 
     async def _respond_refused(self, http: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-        """Write a refusal by hand if that can be done, else leaves it to aiohttp."""
+        """Write a refusal by hand if that can be done, else leave it to aiohttp."""
         if not isinstance(response, web.Response) or response.prepared or not isinstance(response.body, bytes):
             return response
         body = response.body

@@ -28,7 +28,7 @@ class CountingEndpoint(ModelEndpoint[TranslatedRequest]):
         self._chats = chats
 
     async def serve(self, exchange: Exchange, parsed: TranslatedRequest) -> web.StreamResponse:
-        """Return answers with the number."""
+        """Answer with the number."""
         model = exchange.model
         self._ignored.report(exchange.http, parsed.ignored, self.ENDPOINT)
         if model.card.model_input != "text":

@@ -47,7 +47,7 @@ class TranslatedRequest(ParsedChat):
 
 @contextmanager
 def told_as(names: Mapping[str, str]) -> Iterator[None]:
-    """Yield errors in fields of a chat request name those that the client sent.
+    """Let errors in fields of a chat request name those that the client sent.
 
     Of fields but tools only the first part is told: positions behind it may not be the same.
     """

@@ -144,7 +144,7 @@ def check_range(value: float | None, low: float, high: float, name: str, field: 
 
 
 def check_common(request: GenerationRequest, prompts: int = 1) -> None:
-    """Check the ranges that all requests share, and settles fields that can be given in two places.
+    """Check the ranges that all requests share, and settle fields that can be given in two places.
 
     Raises:
         InvalidArgument: naming the field.

@@ -1,7 +1,7 @@
 """The child process for long work: it renders templates and checks answers, in the template environment.
 
 It is started by its path and imports nothing of this package, so that it is there quickly and small. Requests and
-answers are JSON, each after its length; `template_process.py` is the other end.
+answers are JSON, each after its length; `render_processes.py` is the other end.
 """
 
 from __future__ import annotations

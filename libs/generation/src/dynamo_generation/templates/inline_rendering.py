@@ -95,13 +95,13 @@ class BoundedContext(Context):
         """Look at the time.
 
         Raises:
-            TooMuch: it is over.
+            RenderLimitExceeded: it is over.
         """
         if perf_counter() > self.deadline:
             self._look()
 
     def _look(self) -> None:
-        """Look at the time, which may have been used by other tasks or a garbage collection."""
+        """Renew the deadline if other tasks or a garbage collection used the time; else raise."""
         used = thread_time()
         if self._late is None:
             self._late = used
@@ -208,7 +208,7 @@ def _sum_of(shown: nodes.Expr) -> set[int]:
 
 
 def _counted(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that another filter calls for each item, or a test that it makes of each."""
+    """Let each call look at the time, as a filter may call another filter or a test for each of many items."""
 
     def call(
         self: Environment,
@@ -235,7 +235,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "%"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Return an operator whose result may be much larger than its arguments."""
+        """Apply an operator, within bounds where the result may be much larger than its arguments."""
         if isinstance(left, str):
             if operator != "+":
                 raise RenderLimitExceeded
@@ -254,7 +254,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     call_test = _counted(Environment.call_test)
 
     def call(self, context: Context, obj: Any, /, *args: Any, **options: Any) -> Any:
-        """Return a call; of some methods the size of the result is checked."""
+        """Call an object; of some methods the size of the result is checked."""
         check = _CHECKS.get(getattr(obj, "__name__", ""))
         if check is not None and isinstance(text := getattr(obj, "__self__", None), str):
             args = check(text, args)
@@ -326,7 +326,7 @@ class PlainTemplate:
         """Return the text; `values` are the variables.
 
         Raises:
-            TooMuch: it takes too long, or gets too long.
+            RenderLimitExceeded: it takes too long, or gets too long.
             Exception: the template, or something that it calls, has failed.
         """
         template = self._template

@@ -134,7 +134,7 @@ class ChatTemplate:
         self._forms[tools] = forms
 
     def detect_now(self) -> bool:
-        """Find the forms; return whether that took hardly any time, else they are not known. Take a moment."""
+        """Find the forms; return whether that took hardly any time, else they are not known. Takes a moment."""
 
         def render(messages: list[dict[str, Any]], shown: Sequence[dict[str, Any]] | None) -> str | None:
             try:
@@ -156,7 +156,7 @@ class ChatTemplate:
         """Return the text of a conversation, if that takes hardly any time.
 
         Raises:
-            TooMuch: it takes longer.
+            RenderLimitExceeded: it takes longer.
             InvalidArgument: the template refuses these messages, or cannot deal with them.
         """
         plain = (self._form if values["tools"] is None else self._tool_form).plain

@@ -134,7 +134,7 @@ class _Holder:
         self.release = asyncio.Event()
 
     async def run(self) -> None:
-        """Record that until it is released, or fails: other checks find that."""
+        """Hold the place until it is released, or the stream fails: other checks find that."""
         items: Any = self._engine.generate(self._request, GenerateContext(self._ctx))
         check_stream(self._engine, items)
         try:

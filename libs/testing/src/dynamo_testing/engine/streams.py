@@ -95,7 +95,7 @@ class Reading:
         return any(item.token_ids != brought for item, brought in zip(self.items, self._brought, strict=True))
 
     async def read(self, engine: LLMEngine, request: PreprocessedRequest, ctx: EngineContext, seconds: float) -> None:
-        """Read until the stream ends, breaks a rule that ends it for every reader, or is overdue; then closes it."""
+        """Read until the stream ends, breaks a rule that ends it for every reader, or is overdue; then close it."""
         try:
             await within(self.run(engine, request, ctx), seconds, late=self.look)
         except Overdue:

@@ -63,7 +63,7 @@ class LoneLease(Lease):
         """Remove nothing: there is no record."""
 
     async def aclose(self) -> None:
-        """Hold nothing."""
+        """Do nothing: nothing is held."""
 
 
 @dataclass(frozen=True, slots=True)

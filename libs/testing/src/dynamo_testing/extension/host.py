@@ -65,7 +65,7 @@ class _Publisher(Publisher):
         return True
 
     async def aclose(self) -> None:
-        """Hold nothing."""
+        """Do nothing: nothing is held."""
 
 
 class _Events(KitEvents):

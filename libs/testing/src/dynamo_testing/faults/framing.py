@@ -38,7 +38,7 @@ class Splitter(Protocol):
 
 
 class Framing(Protocol):
-    """The content type of a stream, and the bytes that keep it alive before an item and carry nothing."""
+    """The framing of one protocol, which makes splitters of its bytes."""
 
     def splitter(self) -> Splitter:
         """Return a fresh one, for one direction of one connection."""

@@ -55,7 +55,7 @@ class QuietOwner:
         return error
 
     def stream_ended(self, error: DynamoError | None) -> None:
-        """Hold nothing."""
+        """Do nothing: nothing is held."""
 
     async def settle(self) -> None:
         """Do nothing: nothing is under way."""

@@ -70,7 +70,7 @@ def answer(asked: Prompt) -> list[int]:
 
 
 async def speak(asked: Prompt, ctx: ServedContext) -> AsyncGenerator[LLMEngineOutput, None]:
-    """Yield the handler."""
+    """Handle a call: the answer, token by token."""
 
     async def items() -> AsyncGenerator[LLMEngineOutput, None]:
         for token in answer(asked):

@@ -80,7 +80,7 @@ class Elsewhere:
 
 
 async def work(request: Work, ctx: ServedContext) -> AsyncGenerator[Tick, None]:
-    """Yield the handler."""
+    """Handle a call: ticks, with the waits and blocks that it asks for."""
     if request.wait == DOOR:
         await ctx.stopped()
 

@@ -116,7 +116,7 @@ class Link:
         """Append the messages that wait, after those given to `send`."""
 
     def probe(self) -> None:
-        """Ping stay without an answer: asks the other end's process in another way, if there is one."""
+        """Ask the other end's process in another way, if there is one: pings stay without an answer."""
 
     def report_busy(self, seconds: float) -> None:
         """Record a report of the other end's process that its event loop has been blocked for so long."""

@@ -23,7 +23,7 @@ _SOON = 0.1
 
 
 class _Granted(Permit):
-    """A permit, and its price."""
+    """A permit, and the buckets that it counts in. Without `charged` its tokens cost nothing."""
 
     __slots__ = ("_admission", "_buckets", "_charged", "_held")
 

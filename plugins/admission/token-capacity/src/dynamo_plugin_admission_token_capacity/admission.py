@@ -31,7 +31,7 @@ class TokenCapacityAdmission(Admission):
                 raise ServiceOverloaded(retry_after=self.services.retry_after(model))
 
     async def admit(self, request: PreprocessedRequest, principal: Principal, pools: Sequence[PoolView]) -> Permit:
-        """Return the same look again, as time has passed since the first."""
+        """Look once more, as time has passed since the first look."""
         for pool in pools:
             self.precheck(pool.model, principal, (pool,))
         return _PERMIT

@@ -42,7 +42,7 @@ class Client:
         return self._config.endpoints[self._at]
 
     async def ask(self, path: str, body: Json) -> Json:
-        """Return one request, of one server after the other until one serves.
+        """Send one request, to one server after the other until one serves.
 
         Raises:
             CannotConnect: none does; `Refused` if one is there and says no.
@@ -64,7 +64,7 @@ class Client:
 
     @asynccontextmanager
     async def stream(self, path: str, body: Json) -> AsyncIterator[Messages]:
-        """Yield a request whose answer is many messages, of the server that answered last.
+        """Open a request whose answer is many messages, at the server that answered last.
 
         Raises:
             CannotConnect: it could not be opened.

@@ -93,7 +93,7 @@ class FileLease(HeartbeatLease):
             self.due = self._clock.monotonic() + self._heartbeat
 
     def beat(self) -> None:
-        """Renew the lease, mends records that are missing or damaged, and register again if the lease is gone."""
+        """Renew the lease, mend records that are missing or damaged, and register again if the lease is gone."""
         now = self._clock.monotonic()
         with self._lock:
             if self.ended:

@@ -32,7 +32,7 @@ class Client:
     async def ask(
         self, method: str, path: str, query: Mapping[str, str] | None = None, body: Json | None = None
     ) -> Json:
-        """Return one request, and the object that is the answer.
+        """Send one request, and return the object that is the answer.
 
         Raises:
             CannotConnect: the server cannot be asked; `Refused` if it is there and does not let this process.

@@ -139,7 +139,7 @@ class RedisDiscovery(Discovery):
         return self._opened
 
     async def _probe(self) -> None:
-        """Read, writes and listen once, so that a missing permission is found before anything has started."""
+        """Read, write and listen once, so that a missing permission is found before anything has started."""
         store, reader = self._open()
         reading = await self._in_time(reader.read())
         self._fanout.publish(self._view.read(reading, time.monotonic()), synced=self._view.is_synced())
@@ -157,7 +157,7 @@ class RedisDiscovery(Discovery):
         await self._in_time(running)
 
     async def _in_time(self, waiting: Awaitable[T]) -> T:
-        """Return the library bounds each step; this bounds all of them together, and looking up the host's name."""
+        """Bound all steps together, and looking up the host's name; the library bounds each step."""
         try:
             async with asyncio.timeout(STEPS * self._settings.timeout):
                 return await waiting

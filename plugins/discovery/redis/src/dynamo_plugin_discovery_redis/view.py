@@ -34,7 +34,7 @@ class View:
         return self._synced
 
     def failed(self) -> list[WatchEvent]:
-        """Return the store could not be read."""
+        """Return the changes that follow when the store cannot be read."""
         if self.stale:
             return []
         self.stale = True

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """A source of time. Deadlines use `monotonic` (seconds), file times use `wall` (nanoseconds)."""
+    """A clock that can be slept on. Times are in seconds from an arbitrary start and never go back."""
 
     def time(self) -> float:
         """Return the current time."""
@@ -65,7 +65,7 @@ class VirtualClock:
         self._running.set()
 
     async def sleep_until(self, deadline: float) -> None:
-        """Let all other tasks have a turn, then jumps to the deadline."""
+        """Let all other tasks have a turn, then jump to the deadline."""
         self.deadlines.append(deadline)
         sleeper = (deadline, len(self.deadlines))
         insort(self._sleepers, sleeper)

@@ -215,7 +215,7 @@ class Scheduler:
         self._work.set()
 
     def _step(self, chunks: list[tuple[Sequence, int]]) -> None:
-        """Produce one token for each sequence. Run once per token of every request: keep it short."""
+        """Produce one token for each sequence. Runs once per token of every request: keep it short."""
         self.steps += 1
         for sequence, tokens in chunks:
             self._prefill(sequence, tokens)
@@ -255,7 +255,7 @@ class Scheduler:
         sequence.set_boundary(-(-sequence.length // size) * size - sequence.prompt_tokens + 1)
 
     def _handle_checkpoints(self, due: list[Sequence]) -> None:
-        """Do what is due at a checkpoint: ends, pauses, closes blocks and open new ones."""
+        """Do what is due at a checkpoint: end, pause, close blocks and open new ones."""
         growing: list[Sequence] = []
         for sequence in due:
             filled = sequence.produced == sequence.boundary

@@ -139,7 +139,7 @@ class Sequence:
         self.checkpoint = self._next_checkpoint()
 
     def on_checkpoint(self) -> None:
-        """Do what is due at the checkpoint: finishes, pauses, or find out what comes next."""
+        """Do what is due at the checkpoint: finish, pause, or find out what comes next."""
         if self.produced == self._end:
             self.finished = True
             return

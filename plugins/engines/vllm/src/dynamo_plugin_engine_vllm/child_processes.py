@@ -78,7 +78,7 @@ class ChildProcesses:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Yield processes that this thread starts inherit a blocked SIGINT: Ctrl-C goes to the whole terminal."""
+    """Let processes that this thread starts inherit a blocked SIGINT: Ctrl-C goes to the whole terminal."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -102,7 +102,7 @@ class VllmEngine(LLMEngine):
         self._idle.set()
 
     async def start(self, worker_id: int) -> EngineConfig:
-        """Import vLLM, starts its processes and load the model.
+        """Import vLLM, start its processes and load the model.
 
         Raises:
             BackendError.EngineShutdown: started before; or vLLM cannot be imported, or did not start.

@@ -33,7 +33,7 @@ class Scorer:
 
     @classmethod
     def load(cls, engine: Any, tasks: Sequence[str], template: str | None) -> Scorer | None:
-        """Return the scorer of an engine that does not generate; None if its model makes no scores. Import for seconds.
+        """Return the scorer of an engine that does not generate; None if its model cannot score. Imports for seconds.
 
         `template` is a file with the template of a pair, for models that need one. A model that vLLM cannot score with
         is still good for embeddings: that is a warning.

@@ -49,10 +49,10 @@ class Lent:
         return self._config
 
     async def drain(self) -> None:
-        """Take it back into service."""
+        """Do nothing: the engine is needed again."""
 
     async def cleanup(self) -> None:
-        """Take it back into service."""
+        """Do nothing: the engine is needed again."""
 
 
 @dataclass

@@ -231,7 +231,7 @@ async def token_of(http: web.Request) -> str:
 
 
 def _cookie_name(http: web.Request) -> str:
-    """Return browsers share cookies between all ports of a host; each frontend has its own."""
+    """Return the name of this frontend's cookie: browsers share cookies between all ports of a host."""
     address = http.transport.get_extra_info("sockname") if http.transport is not None else None
     return f"dynamo_dashboard_{address[1]}" if address else "dynamo_dashboard"
 

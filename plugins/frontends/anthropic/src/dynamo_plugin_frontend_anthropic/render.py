@@ -134,7 +134,7 @@ def _reason(choice: Choice | None) -> dict[str, Any]:
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """Return tokens of the prompt that were in a cache count apart. None was made for a client's sake."""
+    """Return the usage; cached tokens of the prompt count apart. No cache was made for a client's sake."""
     told: dict[str, Any] = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"]}
     cached = usage.get("prompt_tokens_details")
     if cached is not None:

@@ -56,7 +56,7 @@ class _Embeds(Wording[ParsedEmbed]):
             raise NotSupported(f"Model {model.name!r} does not make embeddings")
 
     async def serve(self, exchange: Exchange, parsed: ParsedEmbed) -> web.StreamResponse:
-        """Return answers with one vector per text."""
+        """Answer with one vector per text."""
         begun = time.monotonic_ns()
         model, inflight = exchange.model, exchange.inflight
         self._ignored.report(exchange.http, parsed.ignored, self.ENDPOINT)

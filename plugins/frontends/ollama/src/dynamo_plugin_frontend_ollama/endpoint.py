@@ -170,7 +170,7 @@ class GenerateEndpoint(_Answers):
             super().check_model(model)
 
     async def serve(self, exchange: Exchange, parsed: Parsed) -> web.StreamResponse:
-        """Return answers by chatting if the model can, and the prompt is not raw."""
+        """Answer by chatting if the model can, and the prompt is not raw."""
         types = exchange.model.card.model_types
         if isinstance(parsed, ParsedGenerate) and CHAT not in types:
             parsed = parsed.plain()

@@ -85,7 +85,7 @@ class Models:
         return web.Response(text="Ollama is running")
 
     async def refuse(self, http: web.Request) -> web.Response:
-        """Return what would change models."""
+        """Refuse what would change models."""
         raise NotSupported(
             "Models are served by the workers of the config: they are not pulled, pushed, made, copied or deleted here"
         )

@@ -151,7 +151,7 @@ class _Ids:
 
 
 def _content(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
-    """Return pictures become parts, which only engines that take the client's body know."""
+    """Return the content; pictures become parts, which only engines that take the client's body know."""
     if not images:
         return text
     urls = [f"data:image/{_PICTURES.get(image[:4], 'png')};base64,{image}" for image in images]

@@ -125,7 +125,7 @@ class EmbeddingEndpoint(ModelEndpoint[ParsedEmbedding]):
             raise NotSupported(f"Model {model.name!r} does not make embeddings")
 
     async def serve(self, exchange: Exchange, parsed: ParsedEmbedding) -> web.StreamResponse:
-        """Return answers with one vector per input."""
+        """Answer with one vector per input."""
         model, request = exchange.model, parsed.request
         model.precheck(exchange.principal)
         prompts = await text_prompts(parsed.inputs, model, "input")

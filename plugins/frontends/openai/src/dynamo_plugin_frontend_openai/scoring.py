@@ -293,7 +293,7 @@ class ScoreEndpoint(_Scoring[ParsedScoring]):
         return parse_pairs(raw)
 
     async def serve(self, exchange: Exchange, parsed: ParsedScoring) -> web.StreamResponse:
-        """Return answers with one score per pair."""
+        """Answer with one score per pair."""
         output, tokens = await self.scored(exchange, parsed)
         data = [{"object": "score", "index": index, "score": score} for index, score in enumerate(output.scores)]
         return await self.answer(exchange, {"object": "list", "created": int(time.time()), "data": data}, tokens)
@@ -307,7 +307,7 @@ class RerankEndpoint(_Scoring[ParsedRerank]):
     BODY = RerankRequest
 
     async def serve(self, exchange: Exchange, parsed: ParsedRerank) -> web.StreamResponse:
-        """Return answers with the documents, the most relevant first; equal ones keep their order."""
+        """Answer with the documents, the most relevant first; equal ones keep their order."""
         output, tokens = await self.scored(exchange, parsed)
         scores, request = output.scores, parsed.request
         order = sorted(range(len(scores)), key=scores.__getitem__, reverse=True)

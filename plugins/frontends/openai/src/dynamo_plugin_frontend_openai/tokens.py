@@ -160,7 +160,7 @@ class TokenizeEndpoint(_OfTokenizer[ParsedTokenize]):
         return ParsedTokenize(request, ParsedChatCompletion(chat_of_tokenize(request, raw), self._chats))
 
     async def serve(self, exchange: Exchange, parsed: ParsedTokenize) -> web.StreamResponse:
-        """Return answers with the tokens."""
+        """Answer with the tokens."""
         model, request = exchange.model, parsed.request
         if parsed.chat is None:
             special = request.add_special_tokens is not False
@@ -191,7 +191,7 @@ class DetokenizeEndpoint(_OfTokenizer[DetokenizeRequest]):
         return parse_detokenize(raw)
 
     async def serve(self, exchange: Exchange, parsed: DetokenizeRequest) -> web.StreamResponse:
-        """Return answers with the text, special tokens and all."""
+        """Answer with the text, special tokens and all."""
         tokenizer, tokens = exchange.model.tokenizer, parsed.tokens
         size = tokenizer.vocab_size
         unknown = next((index for index, token in enumerate(tokens) if token >= size), None)

@@ -166,7 +166,7 @@ class ResponseMemory:
     async def keep(self, recalled: RecalledInput, response: dict[str, Any]) -> bool:
         """Write a finished response, and its turn of a conversation.
 
-        Whether it is stored: it may not be, if the policy is to let answers pass.
+        Return whether it is stored: it may not be, if the policy is to let answers pass.
 
         Raises:
             StoreAway: it could not be written, and the policy is to fail.

@@ -259,7 +259,7 @@ def _part(kind: Kind, text: str) -> dict[str, Any]:
 
 
 def _usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """Return what is not known is 0: the API has no place for less."""
+    """Return the usage; what is not known is 0, as the API has no place for less."""
     reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
     cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
     return {

@@ -95,7 +95,7 @@ class StoredResponses:
         return _json({"id": name, "object": "response", "deleted": True})
 
     async def cancel(self, http: web.Request) -> web.Response:
-        """Return only a response that runs in the background could be cancelled."""
+        """Refuse: only a response that runs in the background could be cancelled."""
         await self._memory.turn(_owner(http), http.match_info["response_id"])
         raise InvalidArgument("Cannot cancel a synchronous response.")
 

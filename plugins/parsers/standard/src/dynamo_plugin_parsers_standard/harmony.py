@@ -294,7 +294,7 @@ class GptOssParser(ToolCallParser):
 
     @classmethod
     def recognizes(cls, model: ModelText) -> str | None:
-        """Return whether a model has the special tokens of Harmony."""
+        """Return why a model writes in the format of Harmony; None if it does not."""
         return recognize(TOOL_SIGNS, cls.NAME, model)
 
     def buffer_calls(self) -> None:
@@ -341,7 +341,7 @@ class GptOssReasoningParser(ReasoningParser):
 
     @classmethod
     def recognizes(cls, model: ModelText) -> str | None:
-        """Return whether a model has the special tokens of Harmony."""
+        """Return why a model writes in the format of Harmony; None if it does not."""
         return recognize(REASONING_SIGNS, cls.NAME, model)
 
     def has_marker_tokens(self, markers: frozenset[str]) -> None:

@@ -350,7 +350,7 @@ def markers(tags: tuple[str, ...], model: ModelText) -> tuple[str, ...]:
 
 
 def distinct(tags: tuple[str, ...]) -> tuple[str, ...]:
-    """Tag of which none is the beginning of another.
+    """Return the tags, of which none may be the beginning of another.
 
     Raises:
         ValueError: one is.

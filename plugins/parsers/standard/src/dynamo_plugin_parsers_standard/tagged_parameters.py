@@ -200,7 +200,7 @@ class TaggedCall(CallReader):
         return at
 
     def _fail(self, at: int) -> int:
-        """Return what follows is not what must follow: there is no call, or the value goes on."""
+        """Handle text that must not follow here: there is no call, or the value goes on."""
         if not self._given:
             self.progress = Progress.BROKEN
             return at

@@ -83,7 +83,7 @@ class KvIndex:
         return len(holder.blocks) if holder is not None else 0
 
     def bit(self, rank: Rank) -> int:
-        """Return the bit of a rank in the sets of `overlaps`; 0 if it holds nothing. Hold until the rank is cleared."""
+        """Return the bit of a rank in the sets of `overlaps`; 0 if it has none. It holds until the rank is cleared."""
         holder = self._ranks.get(rank)
         return holder.held if holder is not None else 0
 
@@ -100,9 +100,9 @@ class KvIndex:
         return Status.OK
 
     def store(self, rank: Rank, parent_hash: int | None, blocks: Sequence[KvBlock]) -> Status:
-        """Return blocks that follow one another, behind `parent_hash`, which the rank must hold; None: from the start.
+        """Store blocks that follow one another, behind `parent_hash`, which the rank must hold; None: from the start.
 
-        Hash of the engine may be of either sign. A block that is there already stays where it is.
+        Hashes of the engine may be of either sign. A block that is there already stays where it is.
         """
         holder = self._ranks.get(rank)
         parent = 0
@@ -165,7 +165,7 @@ class KvIndex:
             self._map[parent] = ranks | holder.child
 
     def remove(self, rank: Rank, block_hashes: Iterable[int]) -> Status:
-        """Return blocks that a rank holds no more, in any order; those that are not known are left out."""
+        """Remove blocks that a rank holds no more, in any order; those that are not known are left out."""
         status = Status.OK
         holder = self._ranks.get(rank)
         if holder is None:

@@ -54,7 +54,7 @@ def respond_listener_error(problem: Problem) -> web.Response:
 
 
 class Api:
-    """A frontend that generates. Subclasses list their operations."""
+    """The routes of the service over one registry; without `replicas` synchronization is off."""
 
     def __init__(self, registry: Registry, replicas: Replicas | None, count: Count | None = None) -> None:
         self._registry = registry

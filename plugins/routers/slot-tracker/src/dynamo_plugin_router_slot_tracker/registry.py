@@ -332,7 +332,7 @@ class Registry:
                     yield _held(key, rank, sequence, now)
 
     def restore(self, requests: Iterable[Held]) -> int:
-        """Return counts in the requests of a snapshot, as old as they are; how many.
+        """Count in the requests of a snapshot, as old as they are; return how many.
 
         Those that do not fit are left out. For a registry without requests: those that come later are younger.
         """

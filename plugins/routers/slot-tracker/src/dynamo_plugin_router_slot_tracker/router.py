@@ -284,7 +284,7 @@ def _hashes(request: RoutingRequest, block_size: int) -> list[int]:
 
 
 def _unshared(number: int) -> list[int]:
-    """Hash that no other request has, of any client of the service."""
+    """Return hashes that no other request has, of any client of the service."""
     return list(struct.unpack(f"{number}q", os.urandom(8 * number)))
 
 

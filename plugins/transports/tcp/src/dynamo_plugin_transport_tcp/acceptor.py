@@ -210,7 +210,7 @@ class Acceptor:
 
 
 async def _begins_with_a_probe(sock: socket.socket) -> bool:
-    """Return whether what comes is a probe; return as soon as that is known, and takes nothing of it.
+    """Return whether what comes is a probe; return as soon as that is known, and take nothing of it.
 
     Raises:
         OSError: the connection is over.

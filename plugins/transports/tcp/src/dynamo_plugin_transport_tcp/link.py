@@ -98,7 +98,7 @@ class Link(asyncio.Protocol):
         """Record that a heartbeat or less has passed."""
 
     def probe(self) -> None:
-        """Ping stay without an answer: asks the other end's process in another way, if there is one."""
+        """Ask the other end's process in another way, if there is one: pings stay without an answer."""
 
     def log_failure(self, error: DynamoError) -> None:
         """Log why the connection is closed."""

@@ -296,7 +296,7 @@ class RecoveryPolicy(Protocol):
     tasks: TaskSet
 
     def recover(self, execution: RequestExecution, error: DynamoError) -> DynamoError | None:
-        """Have the execution recover and return None; or returns the error that the stream ends with."""
+        """Have the execution recover and return None; or return the error that the stream ends with."""
 
 
 class RequestExecution:

@@ -130,7 +130,7 @@ class Attempt:
             self._stream._attempt_lost(error or StreamIncomplete("the stream ended before it was complete"))
 
     def end(self, error: DynamoError | None) -> None:
-        """Return what it holds. `error` says why it has failed, if it has. Safe twice."""
+        """Release what it holds. `error` says why it has failed, if it has. Safe twice."""
         reservation, self._reservation = self._reservation, None
         if reservation is not None:
             reservation.release()

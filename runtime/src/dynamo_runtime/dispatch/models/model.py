@@ -120,7 +120,7 @@ class Model:
     async def generate(
         self, request: PreprocessedRequest, ctx: EngineContext, principal: Principal, permit: Permit | None = None
     ) -> ResponseStream:
-        """Admit, routes and start a request; return once a worker has accepted it. The caller closes the stream."""
+        """Admit, route and start a request; return once a worker has accepted it. The caller closes the stream."""
         return await self._pipeline.generate(request, ctx, principal, self, permit)
 
     async def embed(self, request: EmbedRequest, ctx: EngineContext, principal: Principal) -> EmbedOutput:

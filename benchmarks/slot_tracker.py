@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+from dynamo_plugin_router_slot_tracker.held_capacity import REQUEST
 from dynamo_plugin_router_slot_tracker.registry import Registry
 from dynamo_plugin_router_slot_tracker.schemas import Addition, Projection, Registration, RequestKey
 from dynamo_testing.servers.ports import free_port
@@ -71,6 +72,7 @@ async def _measure(options: argparse.Namespace) -> int:
             for blocks in options.blocks:
                 port = free_port()
                 command = [sys.executable, "-m", "dynamo_plugin_router_slot_tracker", "--host", "127.0.0.1"]
+                command += ["--max-held", str(_max_held(options, blocks))]
                 name = f"slot-tracker-{blocks}"
 
                 async def ready(port: int = port) -> bool:
@@ -92,6 +94,12 @@ def _workers(ranks: int) -> Iterator[Registration]:
         yield Registration(
             worker_id=worker_id, model_name=MODEL, block_size=16, dp_start=start % RANKS_PER_WORKER, dp_size=size
         )
+
+
+def _max_held(options: argparse.Namespace, blocks: int) -> int:
+    """Return a bound on hashes that one tenant, who may hold half of them, does not reach."""
+    requests: int = options.ranks * ACTIVE + options.calls
+    return 4 * (blocks + REQUEST) * requests
 
 
 def _hashes(number: int, blocks: int) -> list[int]:
@@ -132,7 +140,7 @@ def _calls(options: argparse.Namespace, blocks: int, round_number: int) -> Calls
 
 def _accounting(options: argparse.Namespace, blocks: int) -> dict[str, float]:
     """Return CPU seconds of a call without HTTP and JSON."""
-    registry = Registry()
+    registry = Registry(max_held=_max_held(options, blocks))
     for worker in _workers(options.ranks):
         registry.register(worker)
     for number in range(options.ranks * ACTIVE):

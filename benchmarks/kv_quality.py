@@ -94,7 +94,7 @@ def _sticky(services: RouterServices, config: KvConfig) -> Router:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one request.
+    """The outcome of one request.
 
     When it was asked and seconds to its first token, who answered, tokens of its prompt, and how many of these the
     worker had.

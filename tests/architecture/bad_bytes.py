@@ -1,4 +1,4 @@
-"""Bytes that nobody of ours writes: what any reader of another process's words must be able to meet."""
+"""Malformed bytes that every reader of another process's messages must survive."""
 
 from __future__ import annotations
 

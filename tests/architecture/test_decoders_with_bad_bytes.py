@@ -1,4 +1,4 @@
-"""Whatever another process wrote, no decoder of core or a plugin lets it out as an error that nobody expects."""
+"""No decoder of core or a plugin raises an undocumented error on bytes of another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers die and wires go bad, and answers move: whoever asked notices at most a pause.
+"""Workers die and wires go bad, and answers move: a client notices at most a pause.
 
 Every scenario holds that each answer is whole and equal to the unbroken run with its seed, that it came in time, that
 afterwards nothing is held and new requests are answered; and that there was something to survive.

@@ -1,4 +1,4 @@
-"""Workers die and wires go bad, and answers do not move: what breaks says so, and nobody else notices.
+"""Workers die and wires go bad, and answers do not move: what breaks says so, and no other request notices.
 
 Every scenario holds that each request ends once and in time, that what came of an answer is the beginning of the
 unbroken one, that a stream which says ``[DONE]`` is whole, and that afterwards nothing is held and new requests are

@@ -1,4 +1,4 @@
-"""Spans and log lines of real processes, as a collector and whoever reads the logs see them."""
+"""Spans and log lines of real processes, as a collector and a reader of the logs see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What /metrics says of models and workers is looked up when somebody reads it."""
+"""Gauges of models and workers are looked up when /metrics is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kind of plugins that nobody here knows: declared, offered, loaded, listed, checked and written by other teams."""
+"""A kind of plugins from another team: declared, offered, loaded, listed, checked and written by other teams."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def steps() -> Iterator[Step]:
 
 
 class Reader:
-    """Somebody with a shell of their own environment, in an empty folder."""
+    """A user's shell with an environment of its own, in an empty folder."""
 
     def __init__(self, root: Path) -> None:
         self._bin = root / "environment" / "bin"

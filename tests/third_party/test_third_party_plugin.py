@@ -1,4 +1,4 @@
-"""A plugin that nobody here wrote: made outside the tree, installed from wheels, and served.
+"""A plugin of another team: made outside the tree, installed from wheels, and served.
 
 The virtual environment is fresh. Libraries come from a folder of links into the environment of the tests, so that no
 network is needed and nothing of this tree leaks in.

@@ -46,7 +46,7 @@ class Span:
 
     @property
     def link(self) -> TraceLink:
-        """How a later span of another request or worker refers to this one."""
+        """The link by which a later span of another request or worker refers to this one."""
         return TraceLink(self.context.trace_id, self.context.span_id)
 
     def set_attribute(self, key: str, value: Value) -> None:

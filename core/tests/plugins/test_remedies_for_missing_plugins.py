@@ -1,4 +1,4 @@
-"""What is said of a plugin that is not installed."""
+"""Errors that name a plugin which is not installed, and its remedy."""
 
 from __future__ import annotations
 

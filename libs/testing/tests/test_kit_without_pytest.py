@@ -1,4 +1,4 @@
-"""Where pytest is not installed, whoever asks for a class of tests is told what to install."""
+"""Without pytest, importing a class of tests names the package to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long somebody who was refused is told to wait."""
+"""The `Retry-After` of refused requests."""
 
 from __future__ import annotations
 

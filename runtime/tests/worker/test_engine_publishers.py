@@ -99,7 +99,7 @@ class Silent:
 
 
 class Closed(EventPlane):
-    """A plane that nobody should use."""
+    """A plane that no test should use."""
 
     async def publisher(self, subject: str, lease: Any) -> Publisher:
         raise AssertionError(subject)

@@ -1,4 +1,4 @@
-"""Where the code declares metrics, and what it declares there.
+"""The declarations of metrics in the code, and their places.
 
 Deployments with all plugins run in this process for a moment, without servers, while every declaration is recorded at
 the place where it is made: what /metrics would say, and not a second list. The sources are read too, so that a place

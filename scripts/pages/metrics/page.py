@@ -47,7 +47,7 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """What is counted or measured: what the help begins with.
+        """The quantity that is counted or measured: the beginning of the help.
 
         Raises:
             Undocumented: it begins otherwise, or not as the name ends.

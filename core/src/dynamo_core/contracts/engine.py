@@ -77,7 +77,7 @@ PROGRESS = "progress"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeOptions:
-    """How `dynamo_runtime.run` builds the process around an engine. None or empty leaves it to file and environment.
+    """Options of `dynamo_runtime.run` around an engine. None or empty leaves them to file and environment.
 
     A worker that the command `dynamo` starts ignores them: it has its settings already.
     """

@@ -57,7 +57,7 @@ class HttpRoute:
 
     @property
     def claim(self) -> str:
-        """What no other API may serve: ``GET /v1/models``, with the header that tells it from other forms."""
+        """The method and path that one API alone may serve, and the header that tells its form apart."""
         return " ".join(filter(None, (self.method, self.path, self.header)))
 
     @property

@@ -47,7 +47,7 @@ class PoolView(Protocol):
 
     @property
     def in_service(self) -> Set[int]:
-        """Those of `instances` that take new requests: neither cordoned nor draining, but perhaps busy or down."""
+        """The `instances` that take new requests: neither cordoned nor draining, but perhaps busy or down."""
 
     def eligible(self, excluded: Collection[int] = ()) -> Sequence[Instance]:
         """Return workers that may be routed to now: in service, not excluded, not reported down, not busy.

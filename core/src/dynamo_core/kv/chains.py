@@ -95,12 +95,12 @@ class ActiveChains:
 
     @property
     def ranks(self) -> Collection[Rank]:
-        """Those with requests."""
+        """The ranks with requests."""
         return self._ranks.keys()
 
     @property
     def distinct(self) -> int:
-        """How many different blocks are held on all ranks together."""
+        """The number of different blocks that all ranks hold together."""
         return len(self._map)
 
     def requests(self, rank: Rank) -> int:

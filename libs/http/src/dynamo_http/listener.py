@@ -168,7 +168,7 @@ class Listener(AsyncResource):
 
     @property
     def url(self) -> str:
-        """Where a client on this host reaches it, without a slash at the end."""
+        """The URL for clients on this host, without a slash at the end."""
         host = self._host
         if host in ("", "0.0.0.0"):
             host = "127.0.0.1"
@@ -217,7 +217,7 @@ class Listener(AsyncResource):
 
     @property
     def certificate(self) -> ssl_module.SSLContext | None:
-        """What new connections are made with; None where they have no TLS."""
+        """The TLS context of new connections; None where they have no TLS."""
         return self._ssl
 
     def use_certificate(self, ssl: ssl_module.SSLContext | None) -> None:

@@ -1,4 +1,4 @@
-"""The line of those who wait, the shares and the limits: all that is counted, with times that the tests make."""
+"""The queue of waiting requests, the shares and the limits: all that is counted, with times that the tests make."""
 
 from __future__ import annotations
 

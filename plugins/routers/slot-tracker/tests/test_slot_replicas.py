@@ -1,4 +1,4 @@
-"""What replicas tell each other over real sockets, and what becomes of what nobody should have sent."""
+"""Events between replicas over real sockets, and the handling of malformed ones."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Services:
         return service
 
     async def peer(self, *pieces: bytes, status: int = 200) -> str:
-        """Return the address of somebody who answers with these pieces, one after the other."""
+        """Return the address of a server that answers with these pieces, one after the other."""
 
         async def handle(http: web.BaseRequest) -> web.StreamResponse:
             response = web.StreamResponse(status=status)

@@ -81,7 +81,7 @@ class Extensions(AsyncResource):
 
     @property
     def failures(self) -> Mapping[str, str]:
-        """What is wrong, by the name of the extension. Empty if all is well."""
+        """The failures, by the name of the extension. Empty if all is well."""
         return self._failures
 
     def routes(self, taken: Collection[tuple[str, str]]) -> list[HttpRoute]:

@@ -1,4 +1,4 @@
-"""How a frontend is made: one ordered function, in which each part is made from those before it."""
+"""The composition of a frontend: one ordered function, in which each part is made from those before it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MB = 1024 * 1024
 
 
 class Guards(NamedTuple):
-    """What callers must show: clients one of the keys, operators a token; without them nothing."""
+    """The credentials of callers: clients show one of the keys, operators a token; without them nothing."""
 
     keys: ApiKeys | None
     operators: Operators

@@ -85,7 +85,7 @@ class FrontendProcess:
 
     @property
     def url(self) -> str:
-        """Where clients reach it, once started."""
+        """The URL for clients, once started."""
         return self.parts.listeners.public.url
 
     @property

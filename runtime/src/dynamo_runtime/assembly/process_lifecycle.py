@@ -62,7 +62,7 @@ class Application(AsyncResource):
 
     @property
     def url(self) -> str | None:
-        """Where clients reach this process, once started; None for a worker."""
+        """The URL of this process for clients, once started; None for a worker."""
         return self.frontend_process.url if self.frontend_process is not None else None
 
     @property

@@ -53,7 +53,7 @@ class ProcessServices:
 
     @property
     def waits_for(self) -> str:
-        """What `start` has yet to connect with, and why it could not; empty once all is connected. For any thread."""
+        """The service that `start` has yet to reach, with the reason; empty once all is connected. For any thread."""
         if self._starting is None:
             return ""
         section, plugin = self._starting

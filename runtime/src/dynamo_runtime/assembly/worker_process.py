@@ -114,7 +114,7 @@ class WorkerProcess:
 
     @property
     def doing(self) -> str:
-        """What the engines are at; see `Worker.doing`."""
+        """The current steps of the engines; see `Worker.doing`."""
         return "; ".join(filter(None, (worker.doing for worker in self.workers)))
 
     async def lost(self) -> None:

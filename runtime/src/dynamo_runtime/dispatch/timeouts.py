@@ -124,7 +124,7 @@ class Watched(Protocol):
 
     @property
     def arrived(self) -> int:
-        """How many items and events have arrived so far, whether the reader has taken them or not."""
+        """The number of items and events so far, taken by the reader or not."""
 
     def fail_attempt(self, error: DynamoError) -> None:
         """Record that the current attempt has failed."""

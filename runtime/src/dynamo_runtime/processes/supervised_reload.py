@@ -69,7 +69,7 @@ class Child(AskableEnd, Protocol):
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
 
     @property
     def pid(self) -> int:

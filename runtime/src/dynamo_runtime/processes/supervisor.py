@@ -89,7 +89,7 @@ class _Child:
 
     @property
     def name(self) -> str:
-        """That of its part."""
+        """The name of its part."""
         return self.part.name
 
     def __str__(self) -> str:

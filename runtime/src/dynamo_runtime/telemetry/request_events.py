@@ -84,7 +84,7 @@ class BoundedSubscription(Subscription):
 
     @property
     def waiting(self) -> int:
-        """How many events it holds."""
+        """The number of events it holds."""
         return len(self._events)
 
     def put(self, event: RequestEvent) -> None:

@@ -195,7 +195,7 @@ class Worker(AsyncResource):
 
     @property
     def doing(self) -> str:
-        """What its engine is at, for the log: its start, drain or cleanup. Empty otherwise. For any thread."""
+        """The current step of its engine, for the log: start, drain or cleanup. Empty otherwise. For any thread."""
         method = self._method
         return f"the engine of worker {self._config.worker} is in {method}()" if method else ""
 

@@ -130,7 +130,7 @@ class Subscription(AsyncResource):
     @property
     @abstractmethod
     def dropped(self) -> int:
-        """How many events the reader has lost."""
+        """The number of events the reader has lost."""
 
     @abstractmethod
     def __aiter__(self) -> Self: ...

@@ -19,7 +19,7 @@ class Served(AsyncResource):
     @property
     @abstractmethod
     def address(self) -> dict[str, str]:
-        """What to publish in the instance's record so that callers find the endpoint, under the transport's name."""
+        """The address in the instance's record by which callers find the endpoint, under the transport's name."""
 
     @abstractmethod
     async def drain(self, timeout: float) -> bool:

@@ -37,7 +37,7 @@ _NOT_STRUCTURE = bytes(set(range(256)) - set(b"[]{}:"))
 
 
 class Measure(NamedTuple):
-    """How many lists and objects a JSON text has, how many commas between values, and names in its outermost object."""
+    """The containers of a JSON text, the commas between its values, and the names of its outermost object."""
 
     containers: int
     values: int

@@ -37,12 +37,12 @@ class ForcedCalls:
 
     @property
     def malformed(self) -> int:
-        """How many calls in the model's own form were not sound."""
+        """The number of unsound calls in the model's own form."""
         return 0 if self._own is None else self._own.malformed
 
     @property
     def repairs(self) -> Mapping[str, int]:
-        """How many calls were repaired, by kinds of repairs."""
+        """The number of repaired calls, by kinds of repairs."""
         return self._out.repairs if self._own is None else {**self._own.repairs, **self._out.repairs}
 
     def feed_marker(self, marker: str) -> list[ParserDelta]:

@@ -38,11 +38,11 @@ class TextParser(Protocol):
 
     @property
     def malformed(self) -> int:
-        """How many calls were not sound, and became text."""
+        """The number of unsound calls, which became text."""
 
     @property
     def repairs(self) -> Mapping[str, int]:
-        """How many calls were repaired, by kinds of repairs."""
+        """The number of repaired calls, by kinds of repairs."""
 
     def feed(self, text: str) -> list[ParserDelta]:
         """Return what some more text makes certain."""
@@ -119,12 +119,12 @@ class AnswerParser:
 
     @property
     def malformed(self) -> int:
-        """How many calls were not sound, and became text."""
+        """The number of unsound calls, which became text."""
         return 0 if self._tools is None else self._tools.malformed
 
     @property
     def repairs(self) -> Mapping[str, int]:
-        """How many calls were repaired, by kinds of repairs."""
+        """The number of repaired calls, by kinds of repairs."""
         return {} if self._tools is None else self._tools.repairs
 
     def _calls(self, text: str) -> list[ParserDelta]:

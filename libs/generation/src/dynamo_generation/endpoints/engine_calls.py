@@ -1,4 +1,4 @@
-"""What engines are asked for one client request, and the streams that they answer with."""
+"""The calls to engines for one client request, and the streams of their answers."""
 
 from __future__ import annotations
 

@@ -49,11 +49,11 @@ class ParserCounts(Protocol):
 
     @property
     def malformed(self) -> int:
-        """How many were not sound, and became text."""
+        """The number of unsound calls, which became text."""
 
     @property
     def repairs(self) -> Mapping[str, int]:
-        """How many were repaired, by kinds of repairs."""
+        """The number of repaired calls, by kinds of repairs."""
 
 
 #: Kinds of repairs that have a label of their own; a parser of a third party may have others.

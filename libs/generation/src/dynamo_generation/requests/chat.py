@@ -88,7 +88,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def guided(self) -> GuidedDecodingOptions | None:
-        """What the answer must look like: calls, if a tool must be called; else as the client says.
+        """The constraint of the answer: calls, if a tool must be called; else as the client says.
 
         None for an answer that is calls or a value: whether an engine can be asked for that depends on the model.
         """
@@ -118,17 +118,17 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
     @property
     def alternatives(self) -> int | None:
-        """How many alternatives per token to report; None for no log-probabilities at all."""
+        """The number of alternatives per token to report; None for no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def template_variables(self) -> dict[str, Any]:
-        """What the client adds to the variables of the template."""
+        """The variables that the client adds to those of the template."""
         return {**(self.chat_template_args or {}), **(self.chat_template_kwargs or {})}
 
     @property
     def wish(self) -> ThinkingRequest:
-        """What the client wants of thinking, wherever it says so: best where it is closest to the template."""
+        """The client's wish for thinking, from any of its fields: the one closest to the template wins."""
         given = self.template_variables
         switch = next((given[name] for name in SWITCHES if isinstance(given.get(name), bool)), self.enable_thinking)
         budget = None

@@ -49,12 +49,12 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     @property
     def alternatives(self) -> int | None:
-        """How many alternatives per token to ask for; None for no log-probabilities at all."""
+        """The number of alternatives per token to ask for; None for no log-probabilities at all."""
         return 0 if self.logprobs is None and self.selects else self.logprobs
 
     @property
     def candidates(self) -> int:
-        """How many answers per prompt engines make, of which the client gets the best."""
+        """The number of answers per prompt engines make, of which the client gets the best."""
         return self.choices if self.best_of is None else self.best_of
 
     @property

@@ -28,7 +28,7 @@ _MAX_TOKEN_ID = 2**32 - 1
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How to stream. `include_obfuscation` asks for padding, which is not made.
+    """Options of streams. `include_obfuscation` asks for padding, which is not made.
 
     `continuous_usage_stats` puts the usage so far into every chunk.
     """
@@ -77,12 +77,12 @@ class GenerationRequest(ConstraintFields, kw_only=True):
 
     @property
     def choices(self) -> int:
-        """How many answers per prompt."""
+        """The number of answers per prompt."""
         return 1 if self.n is None else self.n
 
     @property
     def candidates(self) -> int:
-        """How many answers per prompt engines make, of which the client gets the best."""
+        """The number of answers per prompt engines make, of which the client gets the best."""
         return self.choices
 
     @property
@@ -114,7 +114,7 @@ class GenerationRequest(ConstraintFields, kw_only=True):
 
     @property
     def guided(self) -> GuidedDecodingOptions | None:
-        """What the answer must look like; None if that is left to the model."""
+        """The constraint of the answer; None if it is left to the model."""
         return None if self.constraint is None else self.constraint[1]
 
     @property

@@ -27,7 +27,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class Message(msgspec.Struct, kw_only=True):
-    """What is checked of a message; templates see the message as the client sent it."""
+    """The fields of a message that are checked; templates see the message as the client sent it."""
 
     role: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(ROLES)})]
     content: str | list[ContentPart] | None = None
@@ -35,7 +35,7 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class MessageReview:
-    """What one pass over messages finds."""
+    """The findings of one pass over messages."""
 
     __slots__ = ("_arguments", "call_ids", "fault", "parts", "refusal", "size")
 

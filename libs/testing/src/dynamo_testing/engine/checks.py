@@ -30,7 +30,7 @@ class Check:
 
     @property
     def promise(self) -> str:
-        """What it holds the engine to, as a sentence."""
+        """The promise that it holds the engine to, as a sentence."""
         return (self.run.__doc__ or "").strip()
 
 

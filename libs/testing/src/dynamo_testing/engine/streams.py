@@ -86,7 +86,7 @@ class Reading:
 
     @property
     def tokens(self) -> int:
-        """How many tokens came."""
+        """The number of tokens that came."""
         return len(self.token_ids)
 
     @property

@@ -40,7 +40,7 @@ PREFIX: Final = "dynamo_frontend"
 
 
 class _Lease(LoneLease):
-    """A lease whose records nobody sees."""
+    """A lease whose records stay in this object."""
 
     async def put(self, key: str, value: bytes) -> None:
         """Do nothing: there is no other client that could look."""
@@ -186,7 +186,7 @@ class ExtensionHost:
 
     @property
     def url(self) -> str:
-        """Where its routes are served, once started."""
+        """The URL of its routes, once started."""
         assert self._listener is not None
         return self._listener.url
 
@@ -197,12 +197,12 @@ class ExtensionHost:
 
     @property
     def candidates(self) -> int:
-        """How many ranks an event of a choice lists."""
+        """The number of ranks in an event of a choice."""
         return self._hub.candidates
 
     @property
     def unread(self) -> int:
-        """How many events are held for it."""
+        """The number of events that are held for it."""
         return sum(subscription.waiting for subscription in self._subscriptions)
 
     def publish(self, event: RequestEvent) -> None:

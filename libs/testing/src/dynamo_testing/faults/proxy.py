@@ -67,7 +67,7 @@ class FaultProxy(AsyncResource):
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._tasks)
 
     def cut(self) -> None:

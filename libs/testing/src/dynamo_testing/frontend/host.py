@@ -202,7 +202,7 @@ class House:
 
     @property
     def url(self) -> str:
-        """Where the listener is."""
+        """The URL of the listener."""
         assert self._listener is not None
         return self._listener.url
 

@@ -133,12 +133,12 @@ class Recorder:
 
     @property
     def ends(self) -> list[DynamoError | None]:
-        """What `closed` was told, each time."""
+        """The reasons that `closed` was told."""
         return [what for kind, what in self.log if kind == "closed"]
 
     @property
     def flags(self) -> int:
-        """How often the completing flag came."""
+        """The number of completing flags that came."""
         return sum(event.is_complete_final() for event in self.events)
 
     @property

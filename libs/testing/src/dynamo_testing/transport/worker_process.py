@@ -32,7 +32,7 @@ NOWHERE, DOOR, FIRST, MIDDLE = "", "door", "first", "middle"
 
 
 class Work(msgspec.Struct):
-    """Where to wait without end, and how many seconds to block the event loop.
+    """The point at which to wait without end, and the seconds for which to block the event loop.
 
     That is in the middle of the answer or, `at_once`, before its first item.
     """

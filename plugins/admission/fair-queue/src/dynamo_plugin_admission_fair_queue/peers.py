@@ -43,7 +43,7 @@ class Peers:
 
     @property
     def until(self) -> float | None:
-        """When the next peer stops to count unless it reports; None if there is none."""
+        """The time at which the next peer stops to count unless it reports; None if there is none."""
         return min((peer.until for peer in self._peers.values()), default=None)
 
     def apply(self, snapshot: PeerSnapshot, now: float) -> bool:

@@ -89,7 +89,7 @@ class RuleSettings(LimitSettings):
 
     @property
     def label(self) -> str:
-        """What the rule is called."""
+        """The name of the rule."""
         return self.name or "+".join(self.by) or "all"
 
 

@@ -36,7 +36,7 @@ class View:
 
     @property
     def count(self) -> int:
-        """How many records the store should hold."""
+        """The number of records the store should hold."""
         return len(self._records)
 
     def failed(self) -> list[WatchEvent]:

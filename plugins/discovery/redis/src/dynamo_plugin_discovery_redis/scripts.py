@@ -136,12 +136,12 @@ class Names:
 
     @property
     def channel(self) -> str:
-        """Where changes are announced."""
+        """The channel on which changes are announced."""
         return f"{self.prefix}:changed:{self.database}"
 
     @property
     def leases(self) -> str:
-        """What the keys of all leases begin with."""
+        """The prefix of the keys of all leases."""
         return f"{self.prefix}:lease:"
 
     @property

@@ -34,7 +34,7 @@ class Store:
 
     @property
     def config(self) -> RedisConfig:
-        """Where the store is."""
+        """The address of the store."""
         return self._config
 
     def register(self, lease: int, ttl: float, records: Mapping[str, bytes]) -> None:

@@ -48,7 +48,7 @@ class ChildProcesses:
 
     @property
     def pids(self) -> list[int]:
-        """Those that run now."""
+        """The processes that run now."""
         return reaper.marked_pids(self._mark)
 
     def build(self, make: Callable[[], T], environment: Mapping[str, str]) -> T:

@@ -130,7 +130,7 @@ class Top(App[None]):
 
     @property
     def view(self) -> Table:
-        """What is shown."""
+        """The text on the screen."""
         return VIEWS[self._view]
 
     def compose(self) -> ComposeResult:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VERSION = "anthropic-version"
 #: Models of a page, if nothing is said and at most.
 _USUAL, _MOST = 20, 1000
-#: What the API tells where nobody knows when a model was released.
+#: The release time of a model where none is known.
 _UNKNOWN = "1970-01-01T00:00:00Z"
 
 

@@ -75,7 +75,7 @@ class EmbeddingVector(msgspec.Struct):
 
 
 class EmbeddingUsage(msgspec.Struct):
-    """How many tokens the inputs had."""
+    """The number of tokens the inputs had."""
 
     prompt_tokens: int
     total_tokens: int

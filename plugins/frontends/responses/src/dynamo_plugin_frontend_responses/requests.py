@@ -119,7 +119,7 @@ class ResponseItem(msgspec.Struct, kw_only=True):
 
     @property
     def kind(self) -> str:
-        """What the item is; without a type, one with a role is a message, and one with an id a reference."""
+        """The type of the item; without one, an item with a role is a message, and one with an id a reference."""
         if self.type is not None:
             return self.type
         return MESSAGE if self.role is not None else REFERENCE if self.id is not None else ""
@@ -153,7 +153,7 @@ class ResponseReasoning(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """How to stream. Padding is not made."""
+    """Options of streams. Padding is not made."""
 
     include_obfuscation: bool | None = None
 

@@ -57,7 +57,7 @@ class EventFollower:
 
     @property
     def workers(self) -> Iterable[int]:
-        """Those that were added."""
+        """The ranks that were added."""
         return self._workers.keys()
 
     def add(self, worker_id: int, *, has_history: bool) -> bool:

@@ -74,7 +74,7 @@ class KvIndex:
 
     @property
     def blocks(self) -> int:
-        """How many different blocks are known, those not yet swept away included."""
+        """The number of different blocks that are known, those not yet swept away included."""
         return len(self._map)
 
     def held(self, rank: Rank) -> int:

@@ -30,12 +30,12 @@ class ActiveSequences:
 
     @property
     def blocks(self) -> int:
-        """How many different blocks the active requests hold."""
+        """The number of different blocks the active requests hold."""
         return len(self._blocks)
 
     @property
     def requests(self) -> int:
-        """How many requests are active."""
+        """The number of active requests."""
         return len(self._requests)
 
     def __contains__(self, request_id: str) -> bool:

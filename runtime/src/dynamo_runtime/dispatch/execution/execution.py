@@ -136,7 +136,7 @@ class TokenLog:
 
     @property
     def output_tokens(self) -> int:
-        """How many tokens came, held or not."""
+        """The number of tokens that came, held or not."""
         return self._dropped + len(self.tokens)
 
     @property

@@ -343,7 +343,7 @@ class ResponseStream:
 
     @property
     def arrived(self) -> int:
-        """How many items and events have arrived so far, taken or not."""
+        """The number of items and events so far, taken or not."""
         return self._arrived + self.waiting
 
     def unread_items(self) -> Sequence[Any]:
@@ -407,7 +407,7 @@ class ResponseStream:
 
     @property
     def waiting(self) -> int:
-        """How many items wait, before merging."""
+        """The number of items that wait, before merging."""
         return len(self._items) + (0 if self._gathered is None else self._gathered.count)
 
     def pause(self) -> None:

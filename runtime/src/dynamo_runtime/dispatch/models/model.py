@@ -91,7 +91,7 @@ class Model:
 
     @property
     def instance_count(self) -> int:
-        """How many workers answer for it; prefill workers do not."""
+        """The number of workers that answer for it; prefill workers do not."""
         return sum(len(group.pool.instances) for group in (self._aggregated, self._decode) if group is not None)
 
     @property

@@ -77,7 +77,7 @@ class Replicas:
 
     @property
     def peers(self) -> list[str]:
-        """Those that this process listens to, sorted."""
+        """The peers that this process listens to, sorted."""
         return sorted(self._peers)
 
     def open(self) -> None:

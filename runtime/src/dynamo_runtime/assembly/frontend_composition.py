@@ -40,7 +40,7 @@ from dynamo_runtime.dispatch.load.monitor import WorkerMonitor
 from dynamo_runtime.dispatch.load.peer_load_sync import PeerLoadSync
 from dynamo_runtime.dispatch.load.retry_after import RetryAfterEstimator
 from dynamo_runtime.dispatch.load.tracker import LoadTracker
-from dynamo_runtime.dispatch.models.cache import ModelCache
+from dynamo_runtime.dispatch.models.cache import NO_CACHE, ModelCache
 from dynamo_runtime.dispatch.models.gauges import FrontGauges
 from dynamo_runtime.dispatch.models.models import Models
 from dynamo_runtime.dispatch.pools.pool import Pool
@@ -220,7 +220,7 @@ def _models(
     plane: ProcessServices, pipeline: Pipeline, caller: Caller, make_router: Callable[[Pool], Router]
 ) -> Models:
     # Within one process the worker holds the files anyway; fetching them costs nothing.
-    cache = plane.settings.client.model_cache if plane.transport.CROSS_PROCESS else None
+    setting = plane.settings.client.model_cache if plane.transport.CROSS_PROCESS else NO_CACHE
     return Models(
         discovery=plane.discovery,
         pipeline=pipeline,
@@ -228,7 +228,7 @@ def _models(
         make_router=make_router,
         announce=plane.announce,
         expected={worker.model.name for worker in plane.settings.workers.values()},
-        model_cache=None if cache is None else ModelCache.from_setting(cache),
+        model_cache=ModelCache.from_setting(setting),
         load_parsers=partial(load_parsers, plane.loader),
     )
 

@@ -22,6 +22,9 @@ LIMIT = 4 * 1024**3
 #: Seconds after which a file that was never finished is removed.
 ABANDONED = 3600.0
 
+#: The setting that turns the cache off.
+NO_CACHE = ""
+
 _PART = ".part-"
 
 
@@ -40,7 +43,7 @@ class ModelCache:
     @classmethod
     def from_setting(cls, setting: str | None) -> ModelCache | None:
         """Return the cache that ``client.model_cache`` names: None is the user's own cache folder, "" is no cache."""
-        if setting == "":
+        if setting == NO_CACHE:
             return None
         if setting is not None:
             return cls(Path(setting).expanduser())

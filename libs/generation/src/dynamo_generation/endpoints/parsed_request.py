@@ -15,6 +15,7 @@ from dynamo_generation.choices.choice import Choice, TokenChoice
 from dynamo_generation.prompts.preprocess import Prompt
 from dynamo_generation.requests.chat import ChatRequest
 from dynamo_generation.requests.completions import CompletionRequest
+from dynamo_generation.requests.fields import raise_found
 
 if TYPE_CHECKING:
     from dynamo_core import PreprocessedRequest, ServedModel
@@ -48,10 +49,7 @@ class ParsedRequest(ABC):
         Raises:
             InvalidArgument: naming the field.
         """
-        # An error that is kept would keep the body by its traceback.
-        refusal, self._refusal = self._refusal, None
-        if refusal is not None:
-            raise refusal
+        raise_found(self._refusal)
 
     def release_body(self) -> None:
         """Let go of the body, of which a prompt has been made."""

@@ -174,8 +174,7 @@ def parse_chat(raw: dict[str, Any]) -> CheckedChat:
     for name in request.template_variables:
         if name in _RESERVED or name == "chat_template":
             raise invalid(f"The template variable '{name}' cannot be set", "chat_template_kwargs")
-    if found.fault is not None:
-        raise found.fault
+    fields.raise_found(found.fault)
     if request.tools or request.tool_choice is not None:
         of_tools = check_tools(request.tools or (), request.tool_choice)
         refusal = refusal or of_tools

@@ -188,6 +188,16 @@ def refuse_fields(raw: Mapping[str, Any], known: tuple[str, ...], passive: Mappi
     Raises:
         InvalidArgument: naming all unknown fields, or the first passive one.
     """
-    refusal = check_fields(raw, known, passive)
-    if refusal is not None:
-        raise refusal
+    raise_found(check_fields(raw, known, passive))
+
+
+def raise_found(fault: InvalidArgument | None) -> None:
+    """Raise a fault that was found earlier, if there is one.
+
+    It raises a copy: an error that a frame of its own traceback refers to would keep the body until a collection.
+
+    Raises:
+        InvalidArgument: naming the field.
+    """
+    if fault is not None:
+        raise InvalidArgument(fault.message, field=fault.field)

@@ -237,8 +237,7 @@ def parse_responses(raw: dict[str, Any], kind: type[RequestT], passive: Mapping[
                 f"Unsupported value of parameter `{name}`: {_STATE[name]}",
                 field=name,
             )
-    if refusal is not None:
-        raise refusal
+    fields.raise_found(refusal)
     if not isinstance(request.input, str):
         check_items(request.input, "input", references=request.REFERENCES)
     check_tools(request.tools or ())

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 from dynamo_core import Frontend, HttpRoute, PluginConfig
 from dynamo_core.errors import ConfigError
-from dynamo_runtime.assembly.api_set import api_set, apis_of
+from dynamo_runtime.assembly.api_set import api_set, apis_of, check_once
 from dynamo_text import ByteTokenizer
 
 
@@ -102,6 +102,11 @@ def test_two_apis_that_claim_a_route_by_their_settings_are_a_config_error_before
         list(APIS.claims(APIS.Config()))
 
 
+def test_an_api_that_claims_a_route_twice_is_a_config_error() -> None:
+    with pytest.raises(ConfigError, match="'one' serves GET /x twice: set another path"):
+        check_once([("one", "GET /x"), ("one", "GET /x")])
+
+
 class Form(One):
     """Serves the path of another API in a form of its own."""
 
@@ -124,6 +129,31 @@ async def test_route_answers_in_form_of_the_header_that_client_sends() -> None:
     answers: list[Any] = [await route.handler(plain), await route.handler(formed)]
 
     assert answers == [plain, "the other form"]
+
+
+class Narrow(One):
+    """Serves a narrow path before a wide one that fits it too."""
+
+    def routes(self) -> Iterable[HttpRoute]:
+        return [HttpRoute("GET", "/{id:.+}/ready", other_form), HttpRoute("GET", "/{id:.+}", other_form)]
+
+
+class Wide(One):
+    """Serves the wide path in a form of its own."""
+
+    NAME = "wide"
+
+    def routes(self) -> Iterable[HttpRoute]:
+        return [HttpRoute("GET", "/{id:.+}", other_form, header="x-form")]
+
+
+@pytest.mark.parametrize("order", [{"wide": Wide, "narrow": Narrow}, {"narrow": Narrow, "wide": Wide}])
+async def test_a_form_of_another_api_hides_no_narrower_route(order: dict[str, Any]) -> None:
+    apis = api_set(order)
+
+    paths = [route.path for route in apis(apis.Config(), None).routes()]  # type: ignore[arg-type]
+
+    assert paths == ["/{id:.+}/ready", "/{id:.+}"]
 
 
 def test_a_set_of_one_api_is_that_api() -> None:

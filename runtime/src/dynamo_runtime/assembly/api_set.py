@@ -33,13 +33,12 @@ class ApiSet(Frontend):
         Raises:
             ConfigError: two have the same.
         """
-        claimed: list[tuple[str, str]] = []
+        served = [(frontend.NAME, route) for frontend in self._frontends for route in frontend.routes()]
+        check_once((name, f"{route.claim} {route.listener}") for name, route in served)
         forms: dict[tuple[str, str, str], list[HttpRoute]] = {}
-        for frontend in self._frontends:
-            for route in frontend.routes():
-                claimed.append((frontend.NAME, f"{route.claim} {route.listener}"))
-                forms.setdefault((route.method, route.path, route.listener), []).append(route)
-        _check_once(claimed)
+        # A route stands where the API put it that serves its usual form: of two that fit a path, the first is taken.
+        for _, route in sorted(served, key=lambda one: bool(one[1].header)):
+            forms.setdefault((route.method, route.path, route.listener), []).append(route)
         return [_one_of_forms(routes) for routes in forms.values()]
 
     @classmethod
@@ -50,7 +49,7 @@ class ApiSet(Frontend):
             ConfigError: two have the same.
         """
         claimed = [(api.NAME, claim) for api in cls.APIS.values() for claim in api.claims(config)]
-        _check_once(claimed)
+        check_once(claimed)
         return [claim for _, claim in claimed]
 
     def load_tokenizer(self, kind: str, files: Mapping[str, bytes]) -> Tokenizer:
@@ -80,12 +79,18 @@ class ApiSet(Frontend):
                 stack.push_async_callback(frontend.aclose)
 
 
-def _check_once(claimed: Iterable[tuple[str, str]]) -> None:
-    """Check that no two APIs, by their names, claim the same route."""
+def check_once(claimed: Iterable[tuple[str, str]]) -> None:
+    """Check that no route is claimed twice, by APIs of these names.
+
+    Raises:
+        ConfigError: naming the route and the APIs.
+    """
     taken: dict[str, str] = {}
     for name, claim in claimed:
         if claim in taken:
             method, path, *_ = claim.split(" ")
+            if name == taken[claim]:
+                raise ConfigError(f"frontend: {name!r} serves {method} {path} twice: set another path for one of them")
             raise ConfigError(
                 f"frontend: {taken[claim]!r} and {name!r} both serve {method} {path}: "
                 "set another path for one of them, or leave one out"

@@ -35,7 +35,7 @@ from dynamo_core.plugins.loader import (
 from dynamo_core.protocol.records import ModelCard
 from dynamo_http.auth import AdminToken, ApiKeys
 
-from dynamo_runtime.assembly.api_set import api_set, apis_of
+from dynamo_runtime.assembly.api_set import api_set, apis_of, check_once
 from dynamo_runtime.settings import AdmissionSection, LoadedSettings, Settings
 from dynamo_runtime.settings.tree import Leaf, find, location
 from dynamo_runtime.worker.parser_choice import model_text
@@ -344,8 +344,9 @@ def _check_extensions(loaded: LoadedSettings, resolved: Resolved) -> None:
 
 def _check_routes(resolved: Resolved) -> None:
     """Check the routes that the settings tell. Those that only a frontend knows are checked when it is made."""
-    if resolved.frontend is not None:
-        resolved.frontend.cls.claims(resolved.frontend.config)
+    picked = resolved.frontend
+    if picked is not None:
+        check_once((picked.cls.NAME, claim) for claim in picked.cls.claims(picked.config))
 
 
 def _check_reach(loaded: LoadedSettings, resolved: Resolved) -> None:

@@ -48,11 +48,40 @@ def test_flags_are_read_without_importing_the_plugin(declare: Path) -> None:
 
 def test_a_name_that_is_taken_is_kept() -> None:
     mine = Flag("--router-mode", None, "router.mine", str, "Mine.")
+    process = Flag(None, "DYN_CONFIG", "router.mine", str, "Mine.")
 
-    assert table_of(OWN_FLAGS, iter([mine])) == OWN_FLAGS
+    assert table_of(OWN_FLAGS, iter([mine, process])) == OWN_FLAGS
 
 
-@pytest.mark.parametrize("text", ["[[flag", "flags = []", '[[flag]]\nflag = "--x"', FLAG.replace("float", "complex")])
+def test_flags_of_a_package_in_a_namespace_are_read(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    package = site.folder / "fake_company" / "sticky"
+    package.mkdir(parents=True)
+    (package / "flags.toml").write_text(FLAG)
+    site.install(
+        "acme-space", {"router-sticky": "fake_company.sticky"}, {"fake_company/sticky/__init__": "raise OSError"}
+    )
+    # A module alone has no folder of its own.
+    site.install("acme-module", {"router-alone": "fake_alone"}, {"fake_alone": "raise OSError"})
+    (site.folder / "flags.toml").write_text("[[flag")
+
+    assert "router.stickiness" in [flag.key for flag in read_plugin_flags()]
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[flag",
+        "flags = []",
+        '[[flag]]\nflag = "--x"',
+        FLAG.replace("float", "complex"),
+        FLAG.replace('"router.stickiness"', "5"),
+        FLAG.replace('"--router-stickiness"', "7"),
+        # The commands have options of one word.
+        FLAG.replace("--router-stickiness", "--set"),
+        FLAG.replace("DYN_ROUTER_STICKINESS", "HOME"),
+    ],
+)
 def test_flags_that_cannot_be_read_are_named_and_left_out(
     declare: Path, text: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,12 +7,13 @@ their own keys, in a file beside their packages, and every flag is accepted whic
 from __future__ import annotations
 
 import logging
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from importlib_metadata import entry_points
 
@@ -22,6 +23,10 @@ ValueType: TypeAlias = type[str] | type[int] | type[float] | type[bool]
 
 #: The flags of a plugin, in the folder of its package: tables ``[[flag]]`` with the fields of `Flag`.
 FLAG_FILE = "flags.toml"
+#: The forms of its texts. Options of commands that are not in the table are single words, so flags of plugins have two.
+_KEY = re.compile(r"\w+(\.[\w*]+)+")
+_FLAG = re.compile(r"--[a-z0-9]+(-[a-z0-9]+)+")
+_ENV = re.compile(r"DYN_[A-Z0-9_]+")
 _TYPES: dict[str, ValueType] = {"str": str, "int": int, "float": float, "bool": bool}
 
 #: Variables that begin with ``DYN_`` but steer the process rather than set a key.
@@ -232,25 +237,52 @@ OWN_FLAGS: tuple[Flag, ...] = (
 
 def read_plugin_flags() -> Iterator[Flag]:
     """Yield the flags that the installed plugins declare, by the names of their packages; none is imported."""
-    packages = {entry.value.partition(".")[0] for entry in entry_points(group="dynamo")}
-    for package in sorted(packages):
+    read: set[Path] = set()
+    for module in sorted({entry.module for entry in entry_points(group="dynamo")}):
         try:
-            spec = find_spec(package)
-            path = Path(spec.origin if spec is not None and spec.origin is not None else "").with_name(FLAG_FILE)
-            if path.is_file():
+            path = _flag_file(module)
+            if path is not None and path not in read and path.is_file():
+                read.add(path)
                 yield from [_flag(**row) for row in tomllib.loads(path.read_text("utf-8"))["flag"]]
         except (ImportError, OSError, ValueError, TypeError, KeyError) as error:
-            log.warning("the flags of %s cannot be read: %s: %s", package, type(error).__name__, error)
+            log.warning("the flags of %s cannot be read: %s: %s", module, type(error).__name__, error)
 
 
-def _flag(*, key: str, type: str, help: str, flag: str | None = None, env: str | None = None) -> Flag:
-    return Flag(flag, env, key, _TYPES[type], help)
+def _flag_file(module: str) -> Path | None:
+    """Return the path of the flag file of a module's package, without importing it; None if there is no package."""
+    package, *rest = module.split(".")
+    spec = find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        return None
+    if spec.origin is not None:
+        return Path(spec.origin).with_name(FLAG_FILE)
+    # A namespace: the first regular package below it.
+    for location in spec.submodule_search_locations:
+        folder = Path(location)
+        for part in rest:
+            folder /= part
+            if (folder / "__init__.py").is_file():
+                return folder / FLAG_FILE
+    return None
+
+
+def _flag(*, key: Any, type: str, help: Any, flag: Any = None, env: Any = None) -> Flag:
+    """Return a flag of a plugin.
+
+    Raises:
+        ValueError: a text does not have the form of one.
+        KeyError: there is no such type.
+    """
+    for name, text, form in (("key", key, _KEY), ("flag", flag or "--a-b", _FLAG), ("env", env or "DYN_A", _ENV)):
+        if not isinstance(text, str) or not form.fullmatch(text):
+            raise ValueError(f"{name} = {text!r} is none")
+    return Flag(flag, env, key, _TYPES[type], str(help))
 
 
 def table_of(own: Sequence[Flag], others: Iterator[Flag]) -> tuple[Flag, ...]:
     """Return `own` flags with those of plugins, each after the flags of its section. A name that is taken is kept."""
     table = list(own)
-    taken = {name for flag in own for name in (flag.flag, flag.env) if name}
+    taken = {name for flag in own for name in (flag.flag, flag.env) if name} | {*PROCESS_NAMES}
     for flag in others:
         names = {name for name in (flag.flag, flag.env) if name}
         if names and not names & taken:

@@ -36,7 +36,13 @@ def test_a_list_in_a_profile_takes_the_place_of_the_apis_below_it(config_file: C
 
 
 @pytest.mark.parametrize(
-    "upper", [{"env": {"DYN_FRONTEND__USE": "ollama"}}, {"env": {}, "sets": ["frontend.use=ollama"]}]
+    "upper",
+    [
+        {"env": {"DYN_FRONTEND__USE": "ollama"}},
+        {"env": {}, "sets": ["frontend.use=ollama"]},
+        {"env": {}, "sets": ["frontend=[{use: a}, {use: b}]", "frontend.use=ollama"]},
+        {"env": {"DYN_FRONTEND": "[{use: a}, {use: b}]", "DYN_FRONTEND__USE": "ollama"}},
+    ],
 )
 def test_a_layer_that_picks_an_api_does_not_mean_the_list_below_it(
     config_file: Callable[..., Path], upper: dict[str, Any]

@@ -6,6 +6,7 @@ import difflib
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from dynamo_core.errors import ConfigError
 
@@ -52,7 +53,7 @@ def environment_layer(env: Mapping[str, str], shape: Shape, tree: Table) -> Tabl
     for path, name in sorted(nested, key=lambda entry: len(entry[0])):
         if env[name]:
             node = parse_text(env[name], f"environment {name}")
-            layer = merge(layer, _checked(path, node, shape))
+            layer = _over(layer, _checked(path, node, shape))
     everyone = _with_new_workers(workers, layer)
     for name in short:
         text = _lenient_seconds(name, env[name]) if flat[name.upper()].lenient else env[name]
@@ -90,7 +91,7 @@ def set_layer(sets: Sequence[str], shape: Shape) -> Table:
             raise ConfigError(f"--set {key}: expected KEY=VALUE, such as --set router.use=round-robin")
         origin = f"--set {'.'.join(path)}={_displayable(path, text)}"
         node = parse_text(text, origin)
-        layer = merge(layer, _checked(path, node, shape))
+        layer = _over(layer, _checked(path, node, shape))
     return layer
 
 
@@ -99,6 +100,15 @@ def _checked(path: Path, node: Node, shape: Shape) -> Table:
     layer = join_frontends(replace_at(Table(node.origin), path, node))
     check(layer, shape)
     return layer
+
+
+def _over(layer: Table, value: Table) -> Table:
+    """Return the layer with a later value over it; one that picks an API does not mean those of a list before it."""
+    frontend = layer.children.get("frontend")
+    if isinstance(frontend, Table) and find(value, ("frontend", "use")) and not find(value, ("frontend", "apis")):
+        alone = {key: node for key, node in frontend.children.items() if key != "apis"}
+        layer = replace_at(layer, ("frontend",), replace(frontend, children=alone))
+    return merge(layer, value)
 
 
 def _displayable(path: Path, text: str) -> str:

@@ -102,6 +102,18 @@ def dynamo(*arguments: str) -> str:
     return result.output
 
 
+def test_a_kind_that_two_distributions_declare_is_a_conflict_when_it_is_used(fleet: Site) -> None:
+    site = fleet
+    site.install(
+        "other-kinds", {"launcher": "fake_other:Launcher", "launcher.kit": "fake_other:check"}, {}, group="dynamo.kinds"
+    )
+
+    with pytest.raises(PluginError, match="'launcher' is declared by both acme-kinds and other-kinds: uninstall all"):
+        PluginLoader().load("launcher", "local")
+    assert "'launcher.kit' is declared by both" in CliRunner().invoke(cli, ["conformance", "launcher", "x"]).output
+    assert dynamo("plugins", "--json")
+
+
 def test_declaring_a_kind_imports_nothing(fleet: Site) -> None:
     listed = json.loads(dynamo("plugins", "--json"))["plugins"]
 

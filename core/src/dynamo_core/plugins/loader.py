@@ -6,6 +6,7 @@ import difflib
 import inspect
 import sys
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.abc import ExecutionLoader
@@ -21,7 +22,7 @@ from dynamo_core.contracts.plugin import DYNAMO_API, KINDS, Plugin
 from dynamo_core.errors import ConfigError, PluginError
 from dynamo_core.plugin_files import NO_FILES, FileName, PluginFiles, read_trusted
 from dynamo_core.plugins.hooks import HookError, Hooks
-from dynamo_core.plugins.metadata import BY_NAME, PluginEntry, declared_kinds, find_plugins
+from dynamo_core.plugins.metadata import BY_NAME, PluginEntry, declared_kinds, find_plugins, only_one
 
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
@@ -42,18 +43,23 @@ class Contract:
     module: str
     class_name: str
     package: str = "dynamo_core.contracts."
+    #: The entry points of a kind that distributions add.
+    declared: tuple[EntryPoint, ...] = ()
 
     @classmethod
-    def declared(cls, kind: str, entry: EntryPoint) -> Contract:
+    def of_kind(cls, kind: str, entries: Sequence[EntryPoint]) -> Contract:
         """Return the contract of a kind that a distribution adds."""
-        return cls(f"dynamo_register_{kind}s", entry.module, entry.attr, package="")
+        first = entries[0]
+        return cls(f"dynamo_register_{kind}s", first.module, first.attr, package="", declared=tuple(entries))
 
     def load(self) -> type[Plugin]:
         """Return the abstract class.
 
         Raises:
-            PluginError: the distribution that adds the kind does not have it.
+            PluginError: the distribution that adds the kind does not have it, or several add it.
         """
+        if self.declared:
+            only_one(self.declared)
         try:
             contract: type[Plugin] = getattr(import_module(f"{self.package}{self.module}"), self.class_name)
         except Exception as error:
@@ -94,8 +100,8 @@ class PluginLoader:
         #: The listeners. Announce with ``loader.hooks.announce("dynamo_…", …)``.
         self.hooks = Hooks()
         self._contracts = dict(CONTRACTS)
-        for kind, entry in declared_kinds().items():
-            self._contracts[kind] = contract = Contract.declared(kind, entry)
+        for kind, entries in declared_kinds().items():
+            self._contracts[kind] = contract = Contract.of_kind(kind, entries)
             self.hooks.offer(contract.hook)
         self._files = files
         self._entries = find_plugins()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from importlib_metadata import EntryPoint, entry_points
 
 from dynamo_core.contracts.plugin import KINDS
+from dynamo_core.errors import PluginError
 
 GROUP = "dynamo"
 #: Kinds that distributions add. ``KIND`` names the contract, a class; ``KIND.kit`` and ``KIND.scaffold`` the commands
@@ -64,13 +65,29 @@ def find_plugins() -> list[PluginEntry]:
     return sorted(entries, key=BY_NAME)
 
 
-def declared_kinds(part: str = "") -> dict[str, EntryPoint]:
+def declared_kinds(part: str = "") -> dict[str, list[EntryPoint]]:
     """Return the entry points of the kinds that distributions add, or of a `part` of them, by kind.
 
-    A kind of core cannot be declared again.
+    More than one is a conflict of distributions. A kind of core cannot be declared again.
     """
-    named = {tuple(entry.name.partition(".")[::2]): entry for entry in entry_points(group=KIND_GROUP)}
-    return {kind: entry for (kind, of), entry in sorted(named.items()) if of == part and kind not in KINDS}
+    declared: dict[str, list[EntryPoint]] = {}
+    for entry in sorted(entry_points(group=KIND_GROUP), key=attrgetter("name", "value")):
+        kind, _, of = entry.name.partition(".")
+        if of == part and kind not in KINDS:
+            declared.setdefault(kind, []).append(entry)
+    return declared
+
+
+def only_one(entries: Sequence[EntryPoint]) -> EntryPoint:
+    """Return the entry point of a declared kind, or of a part of one.
+
+    Raises:
+        PluginError: several distributions declare it.
+    """
+    if len(entries) > 1:
+        origins = " and ".join(entry.dist.name if entry.dist is not None else entry.value for entry in entries)
+        raise PluginError(f"the kind {entries[0].name!r} is declared by both {origins}: uninstall all but one")
+    return entries[0]
 
 
 def _plugin_entry(entry: EntryPoint, kinds: Collection[str]) -> PluginEntry:

@@ -99,10 +99,12 @@ class KindGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return the command of a kind; that of another distribution is imported."""
-        entry = self._declared().get(cmd_name)
-        return super().get_command(ctx, cmd_name) if entry is None else load_plugin_command(entry)
+        from dynamo_core.plugins.metadata import only_one
 
-    def _declared(self) -> dict[str, EntryPoint]:
+        entries = self._declared().get(cmd_name)
+        return super().get_command(ctx, cmd_name) if entries is None else load_plugin_command(only_one(entries))
+
+    def _declared(self) -> dict[str, list[EntryPoint]]:
         from dynamo_core.plugins.metadata import declared_kinds
 
         return declared_kinds(self._part)
